@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+# farspan_room(NAME [DEPENDS rooms and libraries...]): one static library per folder of src/, made of its sources.
+
+function(farspan_room name)
+  cmake_parse_arguments(ROOM "" "" "DEPENDS;PRIVATE" ${ARGN})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cpp)
+  if(sources)
+    add_library(farspan_${name} STATIC ${sources})
+    target_link_libraries(farspan_${name} PUBLIC farspan_flags ${ROOM_DEPENDS} PRIVATE ${ROOM_PRIVATE})
+  else()
+    add_library(farspan_${name} INTERFACE)
+    target_link_libraries(farspan_${name} INTERFACE farspan_flags ${ROOM_DEPENDS})
+  endif()
+endfunction()
+
+# farspan_tests(FOLDER LIBRARIES...): every FOLDER/x_test.cpp becomes the program test_FOLDER_x, run by ctest.
+function(farspan_tests folder)
+  cmake_parse_arguments(T "" "TIMEOUT" "LINK" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*_test.cpp)
+  foreach(source ${sources})
+    get_filename_component(stem ${source} NAME_WE)
+    string(REGEX REPLACE "_test$" "" stem ${stem})
+    set(target test_${folder}_${stem})
+    add_executable(${target} ${source})
+    target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR})
+    target_link_libraries(${target} PRIVATE ${T_LINK} GTest::gmock GTest::gtest GTest::gtest_main)
+    add_test(NAME ${folder}.${stem} COMMAND ${target})
+    set_tests_properties(${folder}.${stem} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS ${folder}
+      ENVIRONMENT "FARSPAN_PROGRAM=${CMAKE_BINARY_DIR}/farspan;FARSPAN_SOURCE=${CMAKE_SOURCE_DIR}")
+  endforeach()
+endfunction()

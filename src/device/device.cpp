@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/device.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "base/math.h"
+
+namespace farspan {
+namespace {
+
+// Where the dry device's addresses start: not null, aligned, and far from anything mapped.
+constexpr uintptr_t kDryBase = uintptr_t{1} << 56;
+
+constexpr int64_t kPage = 4096;
+
+// The first number in a small text file of the kernel's, or `otherwise`.
+int64_t read_number(const char* path, int64_t otherwise) {
+  std::ifstream file(path);
+  int64_t value = 0;
+  return file >> value ? value : otherwise;
+}
+
+}  // namespace
+
+Device::Device(DeviceKind kind, int threads) : kind_(kind), threads_(threads) {
+  FARSPAN_CHECK(threads >= 1, "device: {} threads", threads);
+}
+
+std::string_view Device::name() const { return kind_ == DeviceKind::cpu ? "cpu" : "dry"; }
+
+DeviceMemory::DeviceMemory(const Device& device, int64_t bytes) : bytes_(round_up(bytes, kPage)), dry_(device.dry()) {
+  if (bytes_ == 0) return;
+  if (dry_) {
+    data_ = reinterpret_cast<void*>(kDryBase);
+    return;
+  }
+  void* mapped = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED)
+    throw MemoryError(fmt::format("the system refused {} bytes of memory for one rank; {} are available", bytes_,
+                                  available_memory_bytes()));
+  data_ = mapped;
+}
+
+DeviceMemory::~DeviceMemory() {
+  if (data_ != nullptr && !dry_) munmap(data_, static_cast<size_t>(bytes_));
+}
+
+DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)), dry_(other.dry_) {}
+
+DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(dry_, other.dry_);
+  return *this;
+}
+
+int threads_per_rank(int ranks) {
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return std::max(1, cores / std::max(1, ranks));
+}
+
+int64_t available_memory_bytes() {
+  int64_t available = INT64_MAX;
+  std::ifstream meminfo("/proc/meminfo");
+  std::string word;
+  while (meminfo >> word) {
+    int64_t kib = 0;
+    if (word == "MemAvailable:" && meminfo >> kib) available = kib * 1024;
+  }
+  const int64_t limit = read_number("/sys/fs/cgroup/memory.max", INT64_MAX);
+  if (limit != INT64_MAX) available = std::min(available, limit - read_number("/sys/fs/cgroup/memory.current", 0));
+  return std::max<int64_t>(0, available);
+}
+
+}  // namespace farspan

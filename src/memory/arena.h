@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arena: record, plan, replay.
+//
+// A rank's step is a deterministic program, so its memory can be laid out as a compiler lays out registers. On the dry
+// device the arena records every take and release; plan() packs the lifetimes into offsets; on a real device the arena
+// allocates that many bytes once and answers each take with the planned address. A step that takes or releases anything
+// else than the plan says stops with an error that names the buffer.
+//
+// Buffers taken before any program begins are resident (weights, gradients, optimizer state). A program is a named,
+// repeatable sequence (one training micro-batch, one evaluation batch); programs never overlap in time and share the space
+// above the resident part.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "device/device.h"
+#include "tensor/tensor.h"
+
+namespace farspan {
+
+enum class Purpose : uint8_t { weights, gradients, optimizer, kept, workspace, communication, batch };
+inline constexpr int kPurposes = 7;
+std::string_view name_of(Purpose purpose);
+
+using BytesByPurpose = std::array<int64_t, kPurposes>;
+
+// One take or release of a program, in order.
+struct ArenaEvent {
+  bool release = false;
+  int32_t buffer = 0;  // index into PlannedProgram::buffers
+};
+
+struct PlannedBuffer {
+  std::string name;
+  Purpose purpose = Purpose::workspace;
+  int64_t bytes = 0;   // as asked for
+  int64_t offset = 0;  // from the arena's start, a multiple of kArenaAlignment
+};
+
+struct PlannedProgram {
+  std::string name;
+  std::vector<PlannedBuffer> buffers;
+  std::vector<ArenaEvent> events;
+  int64_t end = 0;  // highest byte used, from the arena's start
+};
+
+struct MemoryPlan {
+  std::vector<PlannedBuffer> resident;
+  std::vector<PlannedProgram> programs;
+  int64_t peak_bytes = 0;               // size of the one allocation
+  BytesByPurpose by_purpose{};          // live bytes at the moment of the peak; padding counted as workspace
+  std::string peak_program;             // where the peak is
+  // Largest live total of one purpose at any moment (kept activations, communication buffers), whenever it occurs.
+  BytesByPurpose largest_by_purpose{};
+};
+
+inline constexpr int64_t kArenaAlignment = 64;  // one cache line, and the widest vector load
+
+class Arena;
+
+// A taken buffer; gives it back when it goes out of scope.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  ~Buffer();
+  const Tensor& tensor() const { return tensor_; }
+  operator const Tensor&() const { return tensor_; }  // NOLINT: a buffer is used wherever a tensor is
+  bool taken() const { return arena_ != nullptr; }
+  void release();
+
+ private:
+  friend class Arena;
+  Buffer(Arena* arena, int32_t id, Tensor tensor) : arena_(arena), id_(id), tensor_(tensor) {}
+  Arena* arena_ = nullptr;
+  int32_t id_ = 0;
+  Tensor tensor_;
+};
+
+class Arena {
+ public:
+  // Records; the device must be dry.
+  explicit Arena(Device& device);
+  // Replays. Allocates plan.peak_bytes at once.
+  Arena(Device& device, MemoryPlan plan);
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  ~Arena();
+
+  // Contents are undefined (a replayed buffer holds whatever was there before).
+  Buffer take(std::string_view name, DType dtype, const Shape& shape, Purpose purpose);
+
+  void begin_program(std::string_view name);
+  void end_program();  // all buffers of the program must have been released
+
+  // Recording only: lays out all that was recorded.
+  MemoryPlan plan() const;
+
+  bool recording() const;
+  // Highest byte in use so far (replaying): equals plan.peak_bytes once the largest program has run.
+  int64_t highest_byte() const { return highest_byte_; }
+  int64_t allocated_bytes() const { return memory_.bytes(); }
+
+ private:
+  friend class Buffer;
+  void give_back(int32_t id);
+  PlannedProgram* current();
+  [[noreturn]] void depart(const std::string& found) const;
+
+  Device& device_;
+  MemoryPlan plan_;
+  DeviceMemory memory_;
+  bool recording_ = false;
+  int program_ = -1;        // index into plan_.programs; -1: resident
+  size_t next_event_ = 0;   // replaying: position in the program
+  size_t next_resident_ = 0;
+  int64_t highest_byte_ = 0;
+  int live_in_program_ = 0;
+};
+
+// Enters a program and leaves it again.
+class ProgramScope {
+ public:
+  ProgramScope(Arena& arena, std::string_view name) : arena_(arena), exceptions_(std::uncaught_exceptions()) {
+    arena.begin_program(name);
+  }
+  ~ProgramScope() noexcept(false) {
+    if (std::uncaught_exceptions() == exceptions_) arena_.end_program();
+  }
+  ProgramScope(const ProgramScope&) = delete;
+  ProgramScope& operator=(const ProgramScope&) = delete;
+
+ private:
+  Arena& arena_;
+  int exceptions_;
+};
+
+}  // namespace farspan

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Block attention: the one kernel contract on which every context-parallel schedule stands.
+//
+// A block pairs a span of queries with a span of keys that are consecutive in the row. Query i of a block sees exactly
+// the keys whose position p satisfies lo[i] <= p < hi[i]; key j of the block has position key_begin + j. Causal, full,
+// window, packed documents, prefix and padding (lo >= hi: sees nothing) are all this.
+//
+// Forward keeps a running state per query and head: `out`, the fp32 softmax-weighted mean over the keys seen so far, and
+// `lse`, the fp32 log of the sum of exponentials. Attending to one more block updates both as if all keys had been seen at
+// once, so nothing is rounded to a shorter type between blocks. Start from out = 0, lse = -inf (attention_state_init).
+//
+//   s_ij = scale * <q_i, k_j>;   lse' = log(exp(lse) + sum_j exp(s_ij));   out' = (exp(lse) out + sum_j exp(s_ij) v_j) / exp(lse')
+//
+// Backward needs the final lse and delta_i = <d_out_i, out_i> and adds this block's share to fp32 d_q, d_k, d_v:
+//
+//   p_ij = exp(s_ij - lse_i);  d_v_j += sum_i p_ij d_out_i;  ds_ij = p_ij (<d_out_i, v_j> - delta_i)
+//   d_q_i += scale sum_j ds_ij k_j;   d_k_j += scale sum_i ds_ij q_i
+//
+// Sources: Dao et al., FlashAttention (2022), algorithms 1 and 4; Dao, FlashAttention-2 (2023), section 3.
+//
+// Masked pairs are skipped by selection, never multiplied by zero: whatever a forbidden key, value, query or gradient
+// holds (NaN included), it changes no bit of an output that may not see it.
+// Grouped queries: query head a reads key/value head a / (A / K). Any head size D from 1 to 256. CPU: deterministic
+// for a given number of threads and the same bits for any number of threads.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+#include "tensor/tensor.h"
+
+namespace farspan {
+
+struct AttentionBlock {
+  Tensor query;  // (n, A, D) f32 or bf16; last stride 1
+  Tensor key;    // (m, K, D) same dtype
+  Tensor value;  // (m, K, D) same dtype
+  Tensor lo;     // (n) i64, row positions
+  Tensor hi;     // (n) i64
+  int64_t key_begin = 0;  // row position of key 0
+  float scale = 1;        // usually 1 / sqrt(D)
+  int64_t visible_pairs = -1;  // (query, key) pairs of this block, for the cost; -1: count them as n * m
+};
+
+// out = 0, lse = -inf.  out (n, A, D) f32, lse (A, n) f32.
+void attention_state_init(Device& device, Tensor out, Tensor lse);
+
+// Adds one block to the running state. out (n, A, D) f32; lse (A, n) f32 (last stride 1).
+void attention_block_forward(Device& device, const AttentionBlock& block, Tensor out, Tensor lse);
+
+// delta (A, n) f32 = row sums of d_out * out.  out and d_out (n, A, D), f32 or bf16 each.
+void attention_delta(Device& device, const Tensor& out, const Tensor& d_out, Tensor delta);
+
+// Adds one block's gradients. d_out (n, A, D) in the query's dtype; lse, delta (A, n) f32, final values of all blocks;
+// d_query (n, A, D) f32, d_key and d_value (m, K, D) f32, all three added to.
+void attention_block_backward(Device& device, const AttentionBlock& block, const Tensor& d_out, const Tensor& lse,
+                              const Tensor& delta, Tensor d_query, Tensor d_key, Tensor d_value);
+
+// The implementations in the order they are tried; the first that does not decline runs. FARSPAN_VERBOSE=1 in the
+// environment prints which ran and why others declined.
+std::vector<std::string> attention_implementations();
+
+}  // namespace farspan

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// IntervalMask: for each query position of one row, the key positions [lo, hi) that it sees. Causal, full, sliding
+// window, packed documents, prefix and padding are all this one form. Stored as the few facts it follows from (document
+// bounds, window, prefix), never as anything of size S, let alone S x S.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "parallel/sequence_layout.h"
+
+namespace farspan {
+
+enum class BlockKind { skip, plain, masked };  // no pair visible, all visible, some
+
+struct MaskRule {
+  bool causal = true;
+  int64_t window = 0;  // with causal: at most this many keys, the query itself included; without: |q - k| < window; 0: no window
+  int64_t prefix = 0;  // the first `prefix` tokens of each document are seen by all of that document's queries
+};
+
+class IntervalMask {
+ public:
+  // `documents`: ascending, disjoint spans of the row between which nothing is visible. Positions in no document (padding)
+  // see nothing and are seen by nobody. One span [0, S) means no document boundaries.
+  IntervalMask(std::vector<Span> documents, MaskRule rule);
+
+  // Keys visible to the query at `position`; {0, 0} for padding.
+  Span visible(int64_t position) const;
+
+  // Writes visible() of positions [queries.begin, queries.end) to lo and hi.
+  void fill(Span queries, std::span<int64_t> lo, std::span<int64_t> hi) const;
+
+  BlockKind classify(Span queries, Span keys) const;
+  int64_t visible_pairs(Span queries, Span keys) const;
+
+  const std::vector<Span>& documents() const { return documents_; }
+  const MaskRule& rule() const { return rule_; }
+
+ private:
+  std::vector<Span> documents_;
+  MaskRule rule_;
+};
+
+}  // namespace farspan
