@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# farspan_room(NAME [DEPENDS rooms and libraries...]): one static library per folder of src/, made of its sources.
+# farspan_room(NAME [DEPENDS rooms and libraries...] [PRIVATE libraries...] [INCLUDES folders...]): one static library per folder of src/, made of its sources.
 
 function(farspan_room name)
-  cmake_parse_arguments(ROOM "" "" "DEPENDS;PRIVATE" ${ARGN})
+  cmake_parse_arguments(ROOM "" "" "DEPENDS;PRIVATE;INCLUDES" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cpp)
   if(sources)
     add_library(farspan_${name} STATIC ${sources})
     target_link_libraries(farspan_${name} PUBLIC farspan_flags ${ROOM_DEPENDS} PRIVATE ${ROOM_PRIVATE})
+    target_include_directories(farspan_${name} PRIVATE ${ROOM_INCLUDES})
   else()
     add_library(farspan_${name} INTERFACE)
     target_link_libraries(farspan_${name} INTERFACE farspan_flags ${ROOM_DEPENDS})

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The typed configuration of a run. Field names are the YAML keys and, with dashes, the command-line flags; Megatron-LM's
-// names where it has one. Defaults stand here and nowhere else; config/keys.cpp lists every key once (section, help, how
-// it is read), config/validate.cpp says what fits together.
+// The typed configuration of a run. Field names are the YAML keys and, with dashes, the command-line flags;
+// Megatron-LM's names where it has one. Defaults stand here and nowhere else; config/keys.cpp lists every key once
+// (section, help, how it is read), config/validate.cpp says what fits together.
 #pragma once
 
 #include <cstdint>
@@ -17,22 +17,22 @@ enum class RopeScalingType { none, linear, ntk, yarn, llama3 };
 struct RopeScalingConfig {
   RopeScalingType type = RopeScalingType::none;
   double factor = 1.0;
-  double low_freq_factor = 1.0;    // llama3
-  double high_freq_factor = 4.0;   // llama3
+  double low_freq_factor = 1.0;                     // llama3
+  double high_freq_factor = 4.0;                    // llama3
   int64_t original_max_position_embeddings = 8192;  // llama3, yarn
-  double beta_fast = 32.0;         // yarn
-  double beta_slow = 1.0;          // yarn
+  double beta_fast = 32.0;                          // yarn
+  double beta_slow = 1.0;                           // yarn
 };
 
 struct ModelConfig {
-  std::string preset;               // empty: sizes are given one by one
+  std::string preset;  // empty: sizes are given one by one
   int64_t num_layers = 2;
   int64_t hidden_size = 128;
-  int64_t ffn_hidden_size = 0;      // 0: 8/3 hidden_size, rounded up to a multiple of 64
+  int64_t ffn_hidden_size = 0;  // 0: 8/3 hidden_size, rounded up to a multiple of 64
   int64_t num_attention_heads = 4;
-  int64_t num_query_groups = 0;     // key/value heads; 0: num_attention_heads
-  int64_t kv_channels = 0;          // head size; 0: hidden_size / num_attention_heads
-  int64_t vocab_size = 0;           // 0: the tokenizer's
+  int64_t num_query_groups = 0;  // key/value heads; 0: num_attention_heads
+  int64_t kv_channels = 0;       // head size; 0: hidden_size / num_attention_heads
+  int64_t vocab_size = 0;        // 0: the tokenizer's
   double rotary_base = 10000.0;
   bool rotary_interleaved = false;
   RopeScalingConfig rope_scaling;
@@ -40,8 +40,8 @@ struct ModelConfig {
   bool untie_embeddings_and_output_weights = false;
   bool qk_layernorm = false;
   bool add_qkv_bias = false;
-  int64_t window_size = 0;          // keys a query sees at most, itself included; 0: all before it
-  double softmax_scale = 0;         // 0: 1 / sqrt(kv_channels)
+  int64_t window_size = 0;   // keys a query sees at most, itself included; 0: all before it
+  double softmax_scale = 0;  // 0: 1 / sqrt(kv_channels)
   double attention_dropout = 0;
   double hidden_dropout = 0;
   double init_method_std = 0.02;
@@ -70,12 +70,12 @@ enum class DataFormat { text, jsonl, fasta, megatron, tokens };
 struct DataConfig {
   std::vector<std::string> path;
   DataFormat format = DataFormat::text;
-  std::string tokenizer = "byte";   // byte, dna, or the path of a tokenizer.json
+  std::string tokenizer = "byte";  // byte, dna, or the path of a tokenizer.json
   int64_t seq_length = 1024;
   bool pack_documents = true;
   bool document_mask = true;
   bool reset_position_ids = true;
-  std::string split = "95,5";       // weights of the training and the held-out part
+  std::string split = "95,5";  // weights of the training and the held-out part
 };
 
 enum class Precision { fp32, bf16, fp8 };
@@ -84,13 +84,13 @@ enum class DeviceChoice { automatic, cpu, cuda };
 struct TrainingConfig {
   int64_t train_iters = 100;
   int64_t micro_batch_size = 1;
-  int64_t global_batch_size = 0;    // 0: micro_batch_size * data-parallel size
+  int64_t global_batch_size = 0;  // 0: micro_batch_size * data-parallel size
   int64_t seed = 1234;
   Precision precision = Precision::fp32;
   DeviceChoice device = DeviceChoice::automatic;
   bool deterministic = false;
-  int64_t eval_interval = 0;        // steps between evaluations; 0: only at the end, and not at all without held-out rows
-  int64_t eval_iters = 10;          // batches of one evaluation
+  int64_t eval_interval = 0;  // steps between evaluations; 0: only at the end, and not at all without held-out rows
+  int64_t eval_iters = 10;    // batches of one evaluation
   int64_t log_interval = 1;
 };
 
@@ -102,12 +102,12 @@ struct OptimizerConfig {
   double min_lr = 0;
   LrDecay lr_decay_style = LrDecay::cosine;
   int64_t lr_warmup_iters = 0;
-  int64_t lr_decay_iters = 0;       // 0: train_iters
+  int64_t lr_decay_iters = 0;  // 0: train_iters
   double weight_decay = 0.1;
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.95;
   double adam_eps = 1e-8;
-  double clip_grad = 1.0;           // 0: no clipping
+  double clip_grad = 1.0;  // 0: no clipping
   OptimizerKind optimizer = OptimizerKind::adamw;
 };
 
@@ -117,11 +117,11 @@ struct MemoryConfig {
   Recompute recompute_granularity = Recompute::selective;
   // With selective: what is recomputed in backward. Any of layernorm, qkv, attn_proj, mlp; empty means all four.
   std::vector<std::string> recompute_modules;
-  int64_t mlp_tile_tokens = 0;      // 0: chosen from the sizes
-  int64_t loss_tile_tokens = 0;     // 0: chosen from the sizes
+  int64_t mlp_tile_tokens = 0;   // 0: chosen from the sizes
+  int64_t loss_tile_tokens = 0;  // 0: chosen from the sizes
   bool cpu_offload_activations = false;
   bool optimizer_cpu_offload = false;
-  int64_t memory_limit = 0;         // bytes for all ranks of this machine together; 0: what the machine has available
+  int64_t memory_limit = 0;  // bytes for all ranks of this machine together; 0: what the machine has available
 };
 
 enum class Backend { automatic, threads, mpi, nccl };
@@ -135,12 +135,12 @@ struct CommunicationConfig {
 };
 
 struct OutputConfig {
-  std::string save;                 // checkpoints go here; empty: DIR/checkpoints of the run's output folder
-  int64_t save_interval = 0;        // steps between checkpoints; 0: only at the end
-  std::string load;                 // start from this checkpoint
+  std::string save;           // checkpoints go here; empty: DIR/checkpoints of the run's output folder
+  int64_t save_interval = 0;  // steps between checkpoints; 0: only at the end
+  std::string load;           // start from this checkpoint
   bool tensorboard = false;
   bool trace = false;
-  int64_t keep = 0;                 // how many checkpoints to keep; 0: all
+  int64_t keep = 0;  // how many checkpoints to keep; 0: all
 };
 
 struct Config {
@@ -153,8 +153,9 @@ struct Config {
   CommunicationConfig communication;
   OutputConfig output;
 
-  std::string name;                            // the config file's stem; names runs/NAME
-  std::map<std::string, std::string> origins;  // "model.num_layers" -> "default", "legal.yaml:4", "--num-layers", "preset"
+  std::string name;  // the config file's stem; names runs/NAME
+  std::map<std::string, std::string>
+      origins;  // "model.num_layers" -> "default", "legal.yaml:4", "--num-layers", "preset"
 };
 
 // Sizes after every 0 = "derived" has been filled in (config/validate.h: resolve).

@@ -13,7 +13,7 @@
 
 #include <array>
 #include <cstdint>
-#include <map>
+#include <exception>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,7 +46,8 @@ struct PlannedProgram {
   std::string name;
   std::vector<PlannedBuffer> buffers;
   std::vector<ArenaEvent> events;
-  int64_t end = 0;  // highest byte used, from the arena's start
+  int64_t end = 0;        // highest byte used, from the arena's start
+  int64_t live_peak = 0;  // largest sum of live bytes, resident buffers included: no layout can end lower
 };
 
 struct MemoryPlan {
@@ -62,6 +63,9 @@ struct MemoryPlan {
 inline constexpr int64_t kArenaAlignment = 64;  // one cache line, and the widest vector load
 
 class Arena;
+
+// Lays out what was recorded: fills offset, end, peak and the totals by purpose. Exposed for tests.
+void lay_out(MemoryPlan& plan);
 
 // A taken buffer; gives it back when it goes out of scope.
 class Buffer {
@@ -79,7 +83,7 @@ class Buffer {
   friend class Arena;
   Buffer(Arena* arena, int32_t id, Tensor tensor) : arena_(arena), id_(id), tensor_(tensor) {}
   Arena* arena_ = nullptr;
-  int32_t id_ = 0;
+  int32_t id_ = 0;  // index among the program's buffers; kResident for resident ones
   Tensor tensor_;
 };
 
@@ -109,19 +113,21 @@ class Arena {
 
  private:
   friend class Buffer;
-  void give_back(int32_t id);
-  PlannedProgram* current();
-  [[noreturn]] void depart(const std::string& found) const;
+  void give_back(int32_t id) noexcept;
+  PlannedBuffer& record(std::string_view name, Purpose purpose, int64_t bytes, int32_t* id);
+  const PlannedBuffer& expect(std::string_view name, Purpose purpose, int64_t bytes, int32_t* id);
+  PlannedProgram& program() { return plan_.programs[static_cast<size_t>(program_)]; }
+  void check_on_plan() const;
 
-  Device& device_;
   MemoryPlan plan_;
   DeviceMemory memory_;
   bool recording_ = false;
-  int program_ = -1;        // index into plan_.programs; -1: resident
-  size_t next_event_ = 0;   // replaying: position in the program
-  size_t next_resident_ = 0;
+  int program_ = -1;          // index into plan_.programs; -1: resident buffers
+  size_t next_event_ = 0;     // replaying: position in the program's events
+  size_t next_resident_ = 0;  // replaying: position among the resident buffers
+  int64_t live_ = 0;          // buffers of the current program not yet given back
   int64_t highest_byte_ = 0;
-  int live_in_program_ = 0;
+  std::string departure_;     // what a release did that the plan does not say; thrown by the next call that may throw
 };
 
 // Enters a program and leaves it again.

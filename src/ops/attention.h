@@ -5,11 +5,13 @@
 // the keys whose position p satisfies lo[i] <= p < hi[i]; key j of the block has position key_begin + j. Causal, full,
 // window, packed documents, prefix and padding (lo >= hi: sees nothing) are all this.
 //
-// Forward keeps a running state per query and head: `out`, the fp32 softmax-weighted mean over the keys seen so far, and
-// `lse`, the fp32 log of the sum of exponentials. Attending to one more block updates both as if all keys had been seen at
-// once, so nothing is rounded to a shorter type between blocks. Start from out = 0, lse = -inf (attention_state_init).
+// Forward keeps a running state per query and head: `out`, the fp32 softmax-weighted mean over the keys seen so far,
+// and `lse`, the fp32 log of the sum of exponentials. Attending to one more block updates both as if all keys had been
+// seen at once, so nothing is rounded to a shorter type between blocks. Start from out = 0, lse = -inf
+// (attention_state_init).
 //
-//   s_ij = scale * <q_i, k_j>;   lse' = log(exp(lse) + sum_j exp(s_ij));   out' = (exp(lse) out + sum_j exp(s_ij) v_j) / exp(lse')
+//   s_ij = scale * <q_i, k_j>;   lse' = log(exp(lse) + sum_j exp(s_ij));   out' = (exp(lse) out + sum_j exp(s_ij) v_j)
+//   / exp(lse')
 //
 // Backward needs the final lse and delta_i = <d_out_i, out_i> and adds this block's share to fp32 d_q, d_k, d_v:
 //
@@ -34,13 +36,13 @@
 namespace farspan {
 
 struct AttentionBlock {
-  Tensor query;  // (n, A, D) f32 or bf16; last stride 1
-  Tensor key;    // (m, K, D) same dtype
-  Tensor value;  // (m, K, D) same dtype
-  Tensor lo;     // (n) i64, row positions
-  Tensor hi;     // (n) i64
-  int64_t key_begin = 0;  // row position of key 0
-  float scale = 1;        // usually 1 / sqrt(D)
+  Tensor query;                // (n, A, D) f32 or bf16; last stride 1
+  Tensor key;                  // (m, K, D) same dtype
+  Tensor value;                // (m, K, D) same dtype
+  Tensor lo;                   // (n) i64, row positions
+  Tensor hi;                   // (n) i64
+  int64_t key_begin = 0;       // row position of key 0
+  float scale = 1;             // usually 1 / sqrt(D)
   int64_t visible_pairs = -1;  // (query, key) pairs of this block, for the cost; -1: count them as n * m
 };
 

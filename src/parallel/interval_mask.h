@@ -16,14 +16,17 @@ enum class BlockKind { skip, plain, masked };  // no pair visible, all visible, 
 
 struct MaskRule {
   bool causal = true;
-  int64_t window = 0;  // with causal: at most this many keys, the query itself included; without: |q - k| < window; 0: no window
+  int64_t window =
+      0;  // with causal: at most this many keys, the query itself included; without: |q - k| < window; 0: no window
   int64_t prefix = 0;  // the first `prefix` tokens of each document are seen by all of that document's queries
 };
 
 class IntervalMask {
  public:
-  // `documents`: ascending, disjoint spans of the row between which nothing is visible. Positions in no document (padding)
-  // see nothing and are seen by nobody. One span [0, S) means no document boundaries.
+  // `documents`: ascending, disjoint spans of the row between which nothing is visible. Positions in no document
+  // (padding) see nothing and are seen by nobody. One span [0, S) means no document boundaries. Empty spans are
+  // dropped. Throws ConfigError for a negative window or prefix, and for both at once: the keys seen would not be one
+  // interval.
   IntervalMask(std::vector<Span> documents, MaskRule rule);
 
   // Keys visible to the query at `position`; {0, 0} for padding.
@@ -32,6 +35,7 @@ class IntervalMask {
   // Writes visible() of positions [queries.begin, queries.end) to lo and hi.
   void fill(Span queries, std::span<int64_t> lo, std::span<int64_t> hi) const;
 
+  // Both exact, in closed form per document that meets the two spans.
   BlockKind classify(Span queries, Span keys) const;
   int64_t visible_pairs(Span queries, Span keys) const;
 

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "device/device.h"
@@ -23,5 +25,9 @@ struct RankContext {
   Communicator& group(Dimension dimension) const { return *groups[static_cast<size_t>(dimension)]; }
   int coordinate(Dimension axis) const { return grid->coordinate(rank, axis); }
 };
+
+// Makes the rank's communicator of every dimension, always in the order of the enum, so that all ranks agree.
+using GroupMaker = std::function<std::unique_ptr<Communicator>(std::vector<int> ranks, Dimension dimension)>;
+void make_groups(RankContext& context, const GroupMaker& make);
 
 }  // namespace farspan

@@ -9,6 +9,7 @@
 
 namespace farspan {
 
+// `rank` is within the group, `ranks` are the world ranks. Throws InternalError when the group has no such rank.
 std::unique_ptr<Communicator> make_dry_communicator(Dimension dimension, int rank, std::vector<int> ranks);
 
 }  // namespace farspan

@@ -8,9 +8,9 @@
 //   all_gather  every rank gathers all K, V, attends, and in backward reduce-scatters fp32 dK, dV.
 //               Received per rank: forward (cp-1) 2 s K D b; backward (cp-1) 2 s K D (b + 4) bytes a row.
 //
-// Partial results stay fp32 (ops/attention.h), so the rounding error does not grow with cp. Blocks that no query can see
-// are not computed.
-// Ring: Liu et al., Ring Attention (2023); fp32 state: this project. All-gather: Llama 3 (2024), section 3.3.2.
+// Partial results stay fp32 (ops/attention.h), so the rounding error does not grow with cp. Blocks that no query can
+// see are not computed. Ring: Liu et al., Ring Attention (2023); fp32 state: this project. All-gather: Llama 3 (2024),
+// section 3.3.2.
 #pragma once
 
 #include <cstdint>
@@ -62,8 +62,8 @@ class ContextAttention {
   CpCommType comm_type_;
 };
 
-// Resolves `automatic`. all_gather when all of K, V is small beside a rank's activations, p2p otherwise; the rule and its
-// numbers are in docs/decisions/.
+// Resolves `automatic`. all_gather when all of K, V is small beside a rank's activations, p2p otherwise; the rule and
+// its numbers are in docs/decisions/.
 CpCommType choose_cp_comm_type(CpCommType asked, const SequenceLayout& layout, const ContextAttentionShape& shape,
                                DType dtype);
 

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Posting: one rank's part of one collective among threads: the memory it offers to the others and where its own result
+// goes. The functions below do a rank's share of the work by reading its peers' postings; who may read when is decided
+// by the Rendezvous.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/collective_rules.h"
+
+namespace farspan {
+
+// How far a rank has come in a call. Each step reads memory that the peers' stage has made ready.
+enum class Stage {
+  absent,    // not called yet
+  posted,    // its memory may be read
+  reduced,   // all_reduce: its own segment holds the sum
+  received,  // it has all it needs and reads no more
+  complete,  // nobody reads its memory any more
+};
+
+struct Posting {
+  Operation operation = Operation::barrier;
+  DType dtype = DType::u8;
+  int64_t bytes = 0;  // CallBytes::payload
+  std::string label;
+  const std::byte* source = nullptr;
+  std::byte* target = nullptr;
+  std::vector<Message> sends;  // exchange only
+  std::vector<Message> receives;
+
+  Stage stage = Stage::absent;
+  bool withdrawn = false;  // its memory may no longer be read
+  int64_t ticket = 0;      // in the rank's recorder
+};
+
+// Why two ranks' postings of the same call do not fit, in one clause that names both by their world ranks; nothing when
+// they do.
+std::optional<std::string> mismatch(std::span<const Posting> postings, int a, int b, std::span<const int> world_ranks);
+
+// The next step of `rank`, returning the stage it reaches. Sums are made in rank order, 4 KiB at a time, so there is no
+// scratch memory and every run gives the same bits.
+Stage take_step(std::span<const Posting> postings, int rank);
+
+}  // namespace farspan

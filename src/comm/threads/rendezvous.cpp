@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/threads/rendezvous.h"
+
+#include <algorithm>
+
+#include "comm/threads/thread_job.h"
+
+namespace farspan {
+namespace {
+
+// Ranks that an error message describes one by one; the numbers of the others are enough.
+constexpr size_t kDescribedRanks = 4;
+
+// A wait of 30 years passes for one without end, and its clock arithmetic cannot overflow.
+constexpr double kLongestWaitSeconds = 1e9;
+
+std::chrono::steady_clock::duration to_duration(double seconds) {
+  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+      std::chrono::duration<double>(std::min(seconds, kLongestWaitSeconds)));
+}
+
+std::string group_name(Dimension dimension, const std::vector<int>& ranks) {
+  return fmt::format("{} group [{}]", name_of(dimension), fmt::join(ranks, ", "));
+}
+
+}  // namespace
+
+Rendezvous::Rendezvous(ThreadJob& job, Dimension dimension, std::vector<int> ranks)
+    : job_(job), ranks_(std::move(ranks)), name_(group_name(dimension, ranks_)) {
+  for (int rank = 0; rank < size(); ++rank) members_.push_back(std::make_unique<Member>());
+}
+
+int64_t Rendezvous::post(int rank, Posting own) {
+  const Lock lock(mutex_);
+  throw_if_stopped();
+  const int64_t sequence = members_[static_cast<size_t>(rank)]->posted++;
+  Call& call = calls_[sequence];
+  call.sequence = sequence;
+  call.postings.resize(static_cast<size_t>(size()));
+  own.stage = Stage::posted;
+  own.ticket = job_.recorder(world_rank(rank)).record(name_, sequence, own.operation, own.label, own.bytes);
+  posting(call, rank) = std::move(own);
+
+  for (int peer = 0; peer < size(); ++peer) {
+    if (posting(call, peer).stage == Stage::absent) continue;
+    const std::optional<std::string> found = mismatch(call.postings, peer, rank, ranks_);
+    if (!found) continue;
+    // Not readable: this rank's wait will never come.
+    posting(call, rank).withdrawn = true;
+    job_.recorder(world_rank(rank)).set_progress(posting(call, rank).ticket, Progress::failed);
+    disagreement_ = fmt::format("call {} of {}: {}; all ranks of a group must make the same calls in the same order",
+                                sequence, name_, *found);
+    wake_everyone();
+    throw_if_stopped();
+  }
+  wake_ready(call);
+  return sequence;
+}
+
+void Rendezvous::wait(int rank, int64_t sequence) {
+  Lock lock(mutex_);
+  Call& call = calls_.at(sequence);
+  Posting& own = posting(call, rank);
+  Member& member = *members_[static_cast<size_t>(rank)];
+  Recorder& recorder = job_.recorder(world_rank(rank));
+  const Clock::time_point deadline = Clock::now() + to_duration(job_.timeout_seconds());
+  recorder.set_progress(own.ticket, Progress::waiting);
+  try {
+    while (true) {
+      throw_if_stopped();
+      const bool advanced = advance_all(rank, lock);
+      if (own.stage == Stage::complete) break;
+      if (advanced) continue;  // the lock was open meanwhile: more may be ready
+      throw_if_peer_gone(call, rank);
+      if (Clock::now() >= deadline) throw_timeout(call, rank);
+      member.waiting = true;
+      member.woken.wait_until(lock, deadline);
+      member.waiting = false;
+    }
+  } catch (...) {
+    recorder.set_progress(own.ticket, Progress::failed);
+    close(call, rank, lock);
+    throw;
+  }
+  recorder.set_progress(own.ticket, Progress::done);
+  close(call, rank, lock);
+}
+
+void Rendezvous::withdraw(int rank, int64_t sequence) {
+  Lock lock(mutex_);
+  Call& call = calls_.at(sequence);
+  job_.recorder(world_rank(rank)).set_progress(posting(call, rank).ticket, Progress::failed);
+  close(call, rank, lock);
+}
+
+// The call's memory is the caller's again when this returns.
+void Rendezvous::close(Call& call, int rank, Lock& lock) {
+  if (posting(call, rank).stage != Stage::complete) {
+    posting(call, rank).withdrawn = true;
+    wake_everyone();
+    Member& member = *members_[static_cast<size_t>(rank)];
+    member.waiting = true;
+    member.woken.wait(lock, [&] { return call.reading == 0; });
+    member.waiting = false;
+  }
+  if (++call.closed == size()) calls_.erase(call.sequence);
+}
+
+template <typename Visit>
+void Rendezvous::for_each_need(const Call& call, int rank, Visit visit) const {
+  const Posting& own = posting(call, rank);
+  const bool receiving = own.stage == Stage::posted;
+  if (own.operation == Operation::exchange) {
+    for (const Message& message : receiving ? own.receives : own.sends)
+      if (message.peer != rank) visit(message.peer, receiving ? Stage::posted : Stage::received);
+    return;
+  }
+  // Nobody reads a barrier's memory: it is complete when all have come.
+  if (own.operation == Operation::barrier && !receiving) return;
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank) visit(peer, own.stage);
+}
+
+bool Rendezvous::ready(const Call& call, int rank) const {
+  bool all = true;
+  for_each_need(call, rank, [&](int peer, Stage stage) { all = all && posting(call, peer).stage >= stage; });
+  return all;
+}
+
+std::vector<int> Rendezvous::lagging(const Call& call, int rank) const {
+  std::vector<int> peers;
+  for_each_need(call, rank, [&](int peer, Stage stage) {
+    if (posting(call, peer).stage < stage && std::find(peers.begin(), peers.end(), peer) == peers.end())
+      peers.push_back(peer);
+  });
+  return peers;
+}
+
+// Takes the rank's steps in this call as long as they are ready. Unlocks while copying; true when it did.
+bool Rendezvous::advance(Call& call, int rank, Lock& lock) {
+  Posting& own = posting(call, rank);
+  bool advanced = false;
+  while (own.stage != Stage::complete && !own.withdrawn && !disagreement_ && !job_.failed() && ready(call, rank)) {
+    bool readable = true;
+    if (own.stage != Stage::received)
+      for_each_need(call, rank, [&](int peer, Stage) { readable = readable && !posting(call, peer).withdrawn; });
+    if (!readable) break;
+    ++call.reading;
+    lock.unlock();
+    const Stage reached = take_step(call.postings, rank);
+    lock.lock();
+    own.stage = reached;
+    --call.reading;
+    advanced = true;
+    wake_ready(call);
+  }
+  return advanced;
+}
+
+bool Rendezvous::advance_all(int rank, Lock& lock) {
+  bool advanced = false;
+  // The map may change while the lock is open, but not the calls this rank has not closed.
+  for (auto it = calls_.begin(); it != calls_.end();) {
+    const int64_t sequence = it->first;
+    if (posting(it->second, rank).stage != Stage::absent && advance(it->second, rank, lock)) advanced = true;
+    it = calls_.upper_bound(sequence);
+  }
+  return advanced;
+}
+
+void Rendezvous::wake_ready(Call& call) {
+  for (int peer = 0; peer < size(); ++peer) {
+    const Posting& theirs = posting(call, peer);
+    Member& member = *members_[static_cast<size_t>(peer)];
+    if (!member.waiting || theirs.stage == Stage::absent) continue;
+    if (theirs.withdrawn || ready(call, peer)) member.woken.notify_one();
+  }
+}
+
+void Rendezvous::wake_everyone() {
+  for (const auto& member : members_) member->woken.notify_one();
+}
+
+void Rendezvous::wake_all() {
+  const Lock lock(mutex_);
+  wake_everyone();
+}
+
+void Rendezvous::throw_if_stopped() const {
+  if (disagreement_) throw CommunicationError(*disagreement_);
+  if (!job_.failed()) return;
+  const RankFailure failure = *job_.failure();
+  throw PeerFailure(fmt::format("{}: stopped because rank {} failed: {}", name_, failure.rank, failure.message));
+}
+
+void Rendezvous::throw_if_peer_gone(const Call& call, int rank) const {
+  const Posting& own = posting(call, rank);
+  for_each_need(call, rank, [&](int peer, Stage stage) {
+    const Posting& theirs = posting(call, peer);
+    if (theirs.withdrawn && (own.stage != Stage::received || theirs.stage < stage))
+      throw PeerFailure(fmt::format("{}: rank {} gave it up", title(call, own), world_rank(peer)));
+    if (theirs.stage < stage && job_.ended(world_rank(peer))) {
+      throw_if_stopped();  // a rank that failed ends too, after its failure is known
+      throw CommunicationError(fmt::format("{}: rank {} waits for rank {}, which has ended its work ({})",
+                                           title(call, own), world_rank(rank), world_rank(peer),
+                                           job_.recorder(world_rank(peer)).whereabouts()));
+    }
+  });
+}
+
+void Rendezvous::throw_timeout(const Call& call, int rank) const {
+  const Posting& own = posting(call, rank);
+  const std::vector<int> peers = lagging(call, rank);
+  std::string missing;
+  for (size_t i = 0; i < peers.size(); ++i) {
+    const int peer = world_rank(peers[i]);
+    if (i > 0) missing += "; ";
+    missing +=
+        fmt::format("rank {} has not {}", peer, posting(call, peers[i]).stage == Stage::absent ? "come" : "finished");
+    if (i < kDescribedRanks) missing += fmt::format(" ({})", job_.recorder(peer).whereabouts());
+  }
+  throw CommunicationError(
+      fmt::format("{}: rank {} waited {} s: {}", title(call, own), world_rank(rank), job_.timeout_seconds(), missing));
+}
+
+std::string Rendezvous::describe(int rank, int64_t sequence) const {
+  const Lock lock(mutex_);
+  const Call& call = calls_.at(sequence);
+  return title(call, posting(call, rank));
+}
+
+std::string Rendezvous::title(const Call& call, const Posting& own) const {
+  return fmt::format("{} '{}' of {} bytes, call {} of {}", name_of(own.operation), own.label, own.bytes, call.sequence,
+                     name_);
+}
+
+std::string Rendezvous::report() const {
+  const Lock lock(mutex_);
+  std::string text;
+  if (disagreement_) text += *disagreement_ + "\n";
+  for (const auto& [sequence, call] : calls_) {
+    std::vector<int> absent, open;
+    const Posting* first = nullptr;
+    for (int rank = 0; rank < size(); ++rank) {
+      const Posting& theirs = posting(call, rank);
+      if (theirs.stage == Stage::absent) absent.push_back(world_rank(rank));
+      if (theirs.stage != Stage::absent && theirs.stage != Stage::complete) open.push_back(world_rank(rank));
+      if (theirs.stage != Stage::absent && !first) first = &theirs;
+    }
+    text += fmt::format("{}: open on ranks [{}], not called by ranks [{}]\n", title(call, *first),
+                        fmt::join(open, ", "), fmt::join(absent, ", "));
+  }
+  return text;
+}
+
+}  // namespace farspan

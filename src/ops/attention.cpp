@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/attention.h"
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "base/math.h"
+#include "ops/attention_implementation.h"
+#include "ops/cpu/attention_cpu.h"
+#include "ops/cpu/attention_kernels.h"
+#include "ops/ref/attention_ref.h"
+
+namespace farspan {
+namespace {
+
+constexpr std::array kImplementations = {
+    AttentionImplementation{"vector", cpu::attention_kernel_declines, cpu::attention_kernel_forward,
+                            cpu::attention_kernel_backward},
+    AttentionImplementation{"reference", [](const AttentionBlock&) { return std::string(); }, ref::attention_forward,
+                            ref::attention_backward},
+};
+
+bool verbose() {
+  static const bool on = [] {
+    const char* value = std::getenv("FARSPAN_VERBOSE");
+    return value != nullptr && std::string_view(value) != "" && std::string_view(value) != "0";
+  }();
+  return on;
+}
+
+const AttentionImplementation& choose(std::string_view op, const AttentionBlock& block) {
+  for (const AttentionImplementation& implementation : kImplementations) {
+    const std::string reason = implementation.declines(block);
+    if (reason.empty()) {
+      if (verbose())
+        fmt::print(stderr, "farspan: {} query {} key {} {}: {}\n", op, block.query.shape().str(),
+                   block.key.shape().str(), name_of(block.query.dtype()), implementation.name);
+      return implementation;
+    }
+    if (verbose()) fmt::print(stderr, "farspan: {}: {} declines: {}\n", op, implementation.name, reason);
+  }
+  throw InternalError(fmt::format("{}: every implementation declined, the reference included", op));
+}
+
+bool float_type(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
+
+// `x` must be (rows, heads, D) of `dtype` with neighbouring elements in its last dimension.
+void check_heads(std::string_view op, std::string_view name, const Tensor& x, const Shape& shape, DType dtype) {
+  FARSPAN_CHECK(x.shape() == shape, "{}: {} is {}, needs {}", op, name, x.shape().str(), shape.str());
+  FARSPAN_CHECK(x.dtype() == dtype, "{}: {} holds {}, needs {}", op, name, name_of(x.dtype()), name_of(dtype));
+  FARSPAN_CHECK(x.stride(2) == 1 || x.dim(2) <= 1, "{}: {} has stride {} in its last dimension, needs 1", op, name,
+                x.stride(2));
+}
+
+// `x` must be (A, n) f32, one row of n neighbours per head.
+void check_per_head(std::string_view op, std::string_view name, const Tensor& x, int64_t heads, int64_t queries) {
+  const Shape shape{heads, queries};
+  FARSPAN_CHECK(x.shape() == shape, "{}: {} is {}, needs (heads, queries) = {}", op, name, x.shape().str(),
+                shape.str());
+  FARSPAN_CHECK(x.dtype() == DType::f32, "{}: {} holds {}, needs f32", op, name, name_of(x.dtype()));
+  FARSPAN_CHECK(x.stride(1) == 1 || queries <= 1, "{}: {} has stride {} in its last dimension, needs 1", op, name,
+                x.stride(1));
+}
+
+void check_block(std::string_view op, const AttentionBlock& b) {
+  FARSPAN_CHECK(b.query.rank() == 3, "{}: query is {}, needs (queries, heads, head size)", op, b.query.shape().str());
+  FARSPAN_CHECK(b.key.rank() == 3, "{}: key is {}, needs (keys, key/value heads, head size)", op, b.key.shape().str());
+  FARSPAN_CHECK(float_type(b.query.dtype()), "{}: query holds {}, needs f32 or bf16", op, name_of(b.query.dtype()));
+  const int64_t heads = b.query.dim(1);
+  const int64_t kv_heads = b.key.dim(1);
+  const int64_t head_size = b.query.dim(2);
+  FARSPAN_CHECK(head_size >= 1, "{}: head size 0, needs at least 1", op);
+  FARSPAN_CHECK(kv_heads >= 1 && heads >= 1 && heads % kv_heads == 0,
+                "{}: {} query heads over {} key/value heads; the first must be a multiple of the second", op, heads,
+                kv_heads);
+  check_heads(op, "query", b.query, b.query.shape(), b.query.dtype());
+  const Shape key_shape{b.key.dim(0), kv_heads, head_size};
+  check_heads(op, "key", b.key, key_shape, b.query.dtype());
+  check_heads(op, "value", b.value, key_shape, b.query.dtype());
+  for (const auto& [name, x] : {std::pair{"lo", &b.lo}, std::pair{"hi", &b.hi}}) {
+    FARSPAN_CHECK(x->shape() == Shape{b.query.dim(0)}, "{}: {} is {}, needs one position a query, ({})", op, name,
+                  x->shape().str(), b.query.dim(0));
+    FARSPAN_CHECK(x->dtype() == DType::i64, "{}: {} holds {}, needs i64", op, name, name_of(x->dtype()));
+  }
+  FARSPAN_CHECK(std::isfinite(b.scale), "{}: scale {}, needs a finite number such as {}", op, b.scale,
+                1 / std::sqrt(static_cast<double>(head_size)));
+  const int64_t all_pairs = checked_mul(b.query.dim(0), b.key.dim(0));
+  FARSPAN_CHECK(b.visible_pairs >= -1 && b.visible_pairs <= all_pairs,
+                "{}: {} visible pairs in a block of {} x {}; needs 0 to {}, or -1 for all", op, b.visible_pairs,
+                b.query.dim(0), b.key.dim(0), all_pairs);
+}
+
+// (query, key) pairs times query heads.
+double head_pairs(const AttentionBlock& b) {
+  const double pairs = b.visible_pairs >= 0 ? static_cast<double>(b.visible_pairs)
+                                            : static_cast<double>(b.query.dim(0)) * static_cast<double>(b.key.dim(0));
+  return pairs * static_cast<double>(b.query.dim(1));
+}
+
+double input_bytes(const AttentionBlock& b) {
+  return static_cast<double>(b.query.bytes() + b.key.bytes() + b.value.bytes() + b.lo.bytes() + b.hi.bytes());
+}
+
+bool empty(const AttentionBlock& b) { return b.query.dim(0) == 0 || b.key.dim(0) == 0; }
+
+}  // namespace
+
+std::span<const AttentionImplementation> attention_implementation_list() { return kImplementations; }
+
+std::vector<std::string> attention_implementations() {
+  std::vector<std::string> names;
+  for (const AttentionImplementation& implementation : kImplementations) names.emplace_back(implementation.name);
+  return names;
+}
+
+void attention_state_init(Device& device, Tensor out, Tensor lse) {
+  constexpr std::string_view op = "attention_state_init";
+  FARSPAN_CHECK(out.rank() == 3, "{}: out is {}, needs (queries, heads, head size)", op, out.shape().str());
+  check_heads(op, "out", out, out.shape(), DType::f32);
+  check_per_head(op, "lse", lse, out.dim(1), out.dim(0));
+  const OpCost cost{op, OpClass::memory, 0, static_cast<double>(out.bytes() + lse.bytes())};
+  device.run(cost, [&] { cpu::attention_state_init(device, out, lse); });
+}
+
+void attention_block_forward(Device& device, const AttentionBlock& block, Tensor out, Tensor lse) {
+  constexpr std::string_view op = "attention_block_forward";
+  check_block(op, block);
+  check_heads(op, "out", out, block.query.shape(), DType::f32);
+  check_per_head(op, "lse", lse, block.query.dim(1), block.query.dim(0));
+  // Two products of D multiply-adds a pair: the score, and the value's share of the output.
+  const double flops = 4.0 * static_cast<double>(block.query.dim(2)) * head_pairs(block);
+  const double bytes = input_bytes(block) + 2.0 * static_cast<double>(out.bytes() + lse.bytes());
+  device.run({op, OpClass::attention, flops, bytes}, [&] {
+    if (!empty(block)) choose(op, block).forward(device, block, out, lse);
+  });
+}
+
+void attention_delta(Device& device, const Tensor& out, const Tensor& d_out, Tensor delta) {
+  constexpr std::string_view op = "attention_delta";
+  FARSPAN_CHECK(out.rank() == 3, "{}: out is {}, needs (queries, heads, head size)", op, out.shape().str());
+  FARSPAN_CHECK(float_type(out.dtype()) && float_type(d_out.dtype()), "{}: out holds {} and d_out {}, need f32 or bf16",
+                op, name_of(out.dtype()), name_of(d_out.dtype()));
+  check_heads(op, "out", out, out.shape(), out.dtype());
+  check_heads(op, "d_out", d_out, out.shape(), d_out.dtype());
+  check_per_head(op, "delta", delta, out.dim(1), out.dim(0));
+  const double flops = 2.0 * static_cast<double>(out.numel());
+  const double bytes = static_cast<double>(out.bytes() + d_out.bytes() + delta.bytes());
+  device.run({op, OpClass::memory, flops, bytes}, [&] { cpu::attention_delta(device, out, d_out, delta); });
+}
+
+void attention_block_backward(Device& device, const AttentionBlock& block, const Tensor& d_out, const Tensor& lse,
+                              const Tensor& delta, Tensor d_query, Tensor d_key, Tensor d_value) {
+  constexpr std::string_view op = "attention_block_backward";
+  check_block(op, block);
+  check_heads(op, "d_out", d_out, block.query.shape(), block.query.dtype());
+  check_per_head(op, "lse", lse, block.query.dim(1), block.query.dim(0));
+  check_per_head(op, "delta", delta, block.query.dim(1), block.query.dim(0));
+  check_heads(op, "d_query", d_query, block.query.shape(), DType::f32);
+  check_heads(op, "d_key", d_key, block.key.shape(), DType::f32);
+  check_heads(op, "d_value", d_value, block.key.shape(), DType::f32);
+  // Five products a pair: the score again, d_value, d_probability, d_query, d_key.
+  const double flops = 10.0 * static_cast<double>(block.query.dim(2)) * head_pairs(block);
+  const double bytes = input_bytes(block) + static_cast<double>(d_out.bytes() + lse.bytes() + delta.bytes()) +
+                       2.0 * static_cast<double>(d_query.bytes() + d_key.bytes() + d_value.bytes());
+  device.run({op, OpClass::attention, flops, bytes}, [&] {
+    if (!empty(block)) choose(op, block).backward(device, block, d_out, lse, delta, d_query, d_key, d_value);
+  });
+}
+
+}  // namespace farspan

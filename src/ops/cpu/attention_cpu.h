@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two row-wise ops beside block attention, on the CPU. Arguments as in ops/attention.h, already checked.
+#pragma once
+
+#include "ops/attention.h"
+
+namespace farspan::cpu {
+
+void attention_state_init(const Device& device, const Tensor& out, const Tensor& lse);
+
+void attention_delta(const Device& device, const Tensor& out, const Tensor& d_out, const Tensor& delta);
+
+}  // namespace farspan::cpu

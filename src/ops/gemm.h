@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Matrix products. Operands are 2-D views whose last stride is 1; rows may lie further apart than their length, so a
+// slice of columns (one head's part of the fused QKV) is used in place.
+//
+// Types: f32 x f32 -> f32;  bf16 x bf16 -> f32 or bf16. Sums are fp32 throughout; a bf16 result is rounded once, after
+// the sum with c. Throws InternalError on shapes or types that do not fit.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+#include "ops/accumulate.h"
+#include "tensor/tensor.h"
+
+namespace farspan {
+
+enum class Transpose { no, yes };
+
+// c (M, N) = op(a) op(b), plus c itself when accumulating. op(a) is (M, K), op(b) is (K, N).
+// K = 0: c becomes zero, or stays when accumulating. c must not overlap a or b.
+void gemm(Device& device, const Tensor& a, Transpose transpose_a, const Tensor& b, Transpose transpose_b, Tensor c,
+          Accumulate accumulate);
+
+// y (T, O) = x (T, I) weight (O, I)^T
+void linear_forward(Device& device, const Tensor& x, const Tensor& weight, Tensor y);
+
+// d_x (T, I) = d_y (T, O) weight (O, I), plus d_x itself when accumulating
+void linear_backward_input(Device& device, const Tensor& d_y, const Tensor& weight, Tensor d_x, Accumulate accumulate);
+
+// d_weight (O, I) f32 += d_y (T, O)^T x (T, I)
+void linear_backward_weight(Device& device, const Tensor& d_y, const Tensor& x, Tensor d_weight);
+
+// The implementations in the order they are tried; the first that does not decline runs. FARSPAN_VERBOSE=1 in the
+// environment prints, once per distinct choice, which ran and why those before it declined.
+std::vector<std::string> gemm_implementations();
+
+}  // namespace farspan

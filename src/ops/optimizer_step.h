@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// One optimizer step over one parameter. All tensors have one shape and are contiguous; gradient, weight, m and v are
+// f32; compute_weight is the bf16 copy that the model reads, rewritten from the new weight, or undefined. Throws
+// InternalError on misfits.
+#pragma once
+
+#include <cstdint>
+
+#include "device/device.h"
+#include "tensor/tensor.h"
+
+namespace farspan {
+
+// AdamW. Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2, decay scaled by lr
+// as in PyTorch and applied before the update:
+//   w *= 1 - lr * weight_decay
+//   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
+//   w -= lr * (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + epsilon)
+// where g = gradient * gradient_scale. A gradient of exactly zero with zero moments leaves w to the decay alone.
+struct AdamWStep {
+  double lr = 0;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0;
+  int64_t step = 1;           // counted from 1
+  double gradient_scale = 1;  // the factor of gradient clipping
+};
+void adamw_step(Device& device, const AdamWStep& adamw, const Tensor& gradient, Tensor weight, Tensor m, Tensor v,
+                Tensor compute_weight);
+
+// Plain gradient descent:  w = w * (1 - lr * weight_decay) - lr * gradient * gradient_scale
+struct SgdStep {
+  double lr = 0;
+  double weight_decay = 0;
+  double gradient_scale = 1;
+};
+void sgd_step(Device& device, const SgdStep& sgd, const Tensor& gradient, Tensor weight, Tensor compute_weight);
+
+}  // namespace farspan

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/swiglu.h"
+
+#include "ops/cpu/kernels.h"
+#include "ops/operand_checks.h"
+
+namespace farspan {
+namespace {
+
+void check_operand(std::string_view op, std::string_view operand, const Tensor& tensor, const Shape& shape,
+                   DType dtype) {
+  check_shape(op, operand, tensor, shape);
+  check_dtype(op, operand, tensor, dtype);
+  check_dense_rows(op, operand, tensor);
+}
+
+void check_gate_up(std::string_view op, const Tensor& gate_up) {
+  check_compute_dtype(op, "gate_up", gate_up);
+  check_rank(op, "gate_up", gate_up, 2, 2);
+  check_dense_rows(op, "gate_up", gate_up);
+  FARSPAN_CHECK(gate_up.dim(1) % 2 == 0, "{}: gate_up has {} columns, expected an even number", op, gate_up.dim(1));
+}
+
+}  // namespace
+
+void swiglu_forward(Device& device, const Tensor& gate_up, Tensor y) {
+  check_gate_up("swiglu_forward", gate_up);
+  check_operand("swiglu_forward", "y", y, Shape({gate_up.dim(0), gate_up.dim(1) / 2}), gate_up.dtype());
+  const double flops = 5.0 * static_cast<double>(y.numel());
+  const double bytes = static_cast<double>(gate_up.bytes() + y.bytes());
+  device.run({"swiglu_forward", OpClass::memory, flops, bytes}, [&] {
+    const cpu::SwiGlu swiglu{cpu::RowView(gate_up), {}, cpu::RowView(y), y.dtype()};
+    parallel_for(device, y.dim(0), cpu::row_grain(y.dim(1)),
+                 [&](int64_t begin, int64_t end) { cpu::swiglu_forward(swiglu, begin, end); });
+  });
+}
+
+void swiglu_backward(Device& device, const Tensor& gate_up, const Tensor& d_y, Tensor d_gate_up) {
+  check_gate_up("swiglu_backward", gate_up);
+  check_operand("swiglu_backward", "d_y", d_y, Shape({gate_up.dim(0), gate_up.dim(1) / 2}), gate_up.dtype());
+  check_operand("swiglu_backward", "d_gate_up", d_gate_up, gate_up.shape(), gate_up.dtype());
+  const double flops = 11.0 * static_cast<double>(d_y.numel());
+  const double bytes = static_cast<double>(gate_up.bytes() + d_y.bytes() + d_gate_up.bytes());
+  device.run({"swiglu_backward", OpClass::memory, flops, bytes}, [&] {
+    const cpu::SwiGlu swiglu{cpu::RowView(gate_up), cpu::RowView(d_y), cpu::RowView(d_gate_up), d_y.dtype()};
+    parallel_for(device, d_y.dim(0), cpu::row_grain(d_y.dim(1)),
+                 [&](int64_t begin, int64_t end) { cpu::swiglu_backward(swiglu, begin, end); });
+  });
+}
+
+}  // namespace farspan

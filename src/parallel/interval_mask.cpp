@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Within one document both ends of the visible interval are a clamped line in the query position q:
+//
+//   end(q) = min(max(q + offset, low), high)
+//
+// for example causal: hi(q) = clamp(q + 1, begin, end); window w: lo(q) = clamp(q - w + 1, begin, end); an end that
+// does not move has low = high. The number of visible keys below a position is such a line again, so visible pairs are
+// two sums of clamped lines, each an arithmetic series between two constant parts.
+#include "parallel/interval_mask.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace farspan {
+namespace {
+
+struct ClampedLine {
+  int64_t offset = 0;
+  int64_t low = 0;
+  int64_t high = 0;
+
+  int64_t at(int64_t q) const { return std::clamp(q + offset, low, high); }
+
+  // Where [keys.begin, keys.end) is cut by this line: how many of those keys lie below it.
+  ClampedLine keys_below(Span keys) const {
+    const int64_t n = keys.length();
+    return {offset - keys.begin, std::clamp<int64_t>(low - keys.begin, 0, n),
+            std::clamp<int64_t>(high - keys.begin, 0, n)};
+  }
+
+  // Sum of at(q) over q in [queries.begin, queries.end).
+  int64_t sum(Span queries) const {
+    const int64_t rise = std::clamp(low - offset, queries.begin, queries.end);  // first q that may exceed low
+    const int64_t level = std::clamp(high - offset, rise, queries.end);         // first q that has reached high
+    const int64_t steps = level - rise;
+    int64_t total = (rise - queries.begin) * low + (queries.end - level) * high;
+    total += steps * (rise + offset);
+    total += steps % 2 == 0 ? steps / 2 * (steps - 1) : (steps - 1) / 2 * steps;
+    return total;
+  }
+};
+
+struct VisibleEnds {
+  ClampedLine lo;
+  ClampedLine hi;
+};
+
+VisibleEnds ends_of(Span document, const MaskRule& rule) {
+  const auto [begin, end] = document;
+  // Lengths beyond the document's change nothing; cutting them here keeps the sums far from overflow.
+  const int64_t window = std::min(rule.window, document.length());
+  const int64_t prefix_end = begin + std::min(rule.prefix, document.length());
+  VisibleEnds ends;
+  ends.lo = window > 0 ? ClampedLine{1 - window, begin, end} : ClampedLine{0, begin, begin};
+  if (rule.causal)
+    ends.hi = {1, prefix_end, end};
+  else
+    ends.hi = window > 0 ? ClampedLine{window, begin, end} : ClampedLine{0, end, end};
+  return ends;
+}
+
+Span intersect(Span a, Span b) {
+  const int64_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
+// The first document that ends after `position`.
+std::vector<Span>::const_iterator first_after(const std::vector<Span>& documents, int64_t position) {
+  return std::partition_point(documents.begin(), documents.end(), [&](Span d) { return d.end <= position; });
+}
+
+}  // namespace
+
+IntervalMask::IntervalMask(std::vector<Span> documents, MaskRule rule) : documents_(std::move(documents)), rule_(rule) {
+  if (rule.window < 0) throw ConfigError(fmt::format("window_size: {} found; use 0 (no window) or more", rule.window));
+  if (rule.prefix < 0) throw ConfigError(fmt::format("mask prefix: {} found; use 0 (no prefix) or more", rule.prefix));
+  if (rule.window > 0 && rule.prefix > 0)
+    throw ConfigError(
+        fmt::format("a window ({}) and a prefix ({}) together leave a gap between the keys a query sees; "
+                    "use one of them, with the other 0",
+                    rule.window, rule.prefix));
+  std::erase_if(documents_, [](Span d) { return d.begin == d.end; });
+  int64_t reached = 0;
+  for (Span d : documents_) {
+    FARSPAN_CHECK(d.begin >= reached && d.end > d.begin,
+                  "interval mask: document [{}, {}) after position {}; spans must ascend and not overlap", d.begin,
+                  d.end, reached);
+    reached = d.end;
+  }
+}
+
+Span IntervalMask::visible(int64_t position) const {
+  const auto document = first_after(documents_, position);
+  if (document == documents_.end() || position < document->begin) return {0, 0};
+  const VisibleEnds ends = ends_of(*document, rule_);
+  return {ends.lo.at(position), ends.hi.at(position)};
+}
+
+void IntervalMask::fill(Span queries, std::span<int64_t> lo, std::span<int64_t> hi) const {
+  FARSPAN_CHECK(std::ssize(lo) == queries.length() && std::ssize(hi) == queries.length(),
+                "interval mask: {} queries into lo of {} and hi of {}", queries.length(), lo.size(), hi.size());
+  std::fill(lo.begin(), lo.end(), 0);
+  std::fill(hi.begin(), hi.end(), 0);
+  for (auto d = first_after(documents_, queries.begin); d != documents_.end() && d->begin < queries.end; ++d) {
+    const VisibleEnds ends = ends_of(*d, rule_);
+    const Span inside = intersect(queries, *d);
+    for (int64_t q = inside.begin; q < inside.end; ++q) {
+      lo[static_cast<size_t>(q - queries.begin)] = ends.lo.at(q);
+      hi[static_cast<size_t>(q - queries.begin)] = ends.hi.at(q);
+    }
+  }
+}
+
+int64_t IntervalMask::visible_pairs(Span queries, Span keys) const {
+  if (queries.empty() || keys.empty()) return 0;
+  // Only documents that meet both spans count: none ends before the later begin, none begins after the earlier end.
+  const int64_t from = std::max(queries.begin, keys.begin);
+  const int64_t to = std::min(queries.end, keys.end);
+  int64_t pairs = 0;
+  for (auto d = first_after(documents_, from); d != documents_.end() && d->begin < to; ++d) {
+    const Span document_queries = intersect(queries, *d);
+    const Span document_keys = intersect(keys, *d);
+    const VisibleEnds ends = ends_of(*d, rule_);
+    pairs += ends.hi.keys_below(document_keys).sum(document_queries) -
+             ends.lo.keys_below(document_keys).sum(document_queries);
+  }
+  return pairs;
+}
+
+BlockKind IntervalMask::classify(Span queries, Span keys) const {
+  const int64_t pairs = visible_pairs(queries, keys);
+  if (pairs == 0) return BlockKind::skip;
+  return pairs == queries.length() * keys.length() ? BlockKind::plain : BlockKind::masked;
+}
+
+}  // namespace farspan

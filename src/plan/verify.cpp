@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/verify.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "ops/norms.h"
+
+namespace farspan {
+namespace {
+
+// fp32 sums of some thousand terms in another order differ by a few hundred units in the last place of the largest; bf16
+// activations are rounded once per op in either layout, at places that depend on it.
+constexpr double kToleranceF32 = 1e-5;
+constexpr double kToleranceBf16 = 2e-2;
+
+struct Gradients {
+  std::optional<double> loss;
+  double norm = 0;
+  std::vector<float> flat;  // as ParameterTable lays them out
+  bool ranks_agree = true;
+};
+
+Gradients first_step_gradients(const Job& job) {
+  Gradients result;
+  std::vector<std::vector<float>> of_rank(static_cast<size_t>(job.sizes.world_size));
+  run_job(job, [&](RankTrainer& trainer, ThreadWorld&) {
+    trainer.initialise_weights();
+    const BatchTotals totals = trainer.accumulate_gradients(1);
+    const Tensor& gradients = trainer.weights().gradients;
+    const float* values = gradients.data<float>();
+    const size_t rank = static_cast<size_t>(trainer.context().rank);
+    of_rank[rank].assign(values, values + gradients.numel());
+    if (rank == 0) {
+      result.loss = totals.loss;
+      result.norm = std::sqrt(sum_of_squares(*trainer.context().device, gradients));
+    }
+  });
+  for (const std::vector<float>& other : of_rank)
+    if (std::memcmp(other.data(), of_rank[0].data(), other.size() * sizeof(float)) != 0) result.ranks_agree = false;
+  result.flat = std::move(of_rank[0]);
+  return result;
+}
+
+GradientDifference compare(const Parameter& parameter, const std::vector<float>& layout, const std::vector<float>& one) {
+  GradientDifference result;
+  result.name = parameter.name;
+  for (int64_t i = parameter.offset; i < parameter.offset + parameter.shape.numel(); ++i) {
+    const double a = layout[static_cast<size_t>(i)];
+    const double b = one[static_cast<size_t>(i)];
+    result.largest = std::max(result.largest, std::abs(b));
+    // max() would drop a NaN; a NaN difference must win.
+    if (!(std::abs(a - b) <= result.difference)) result.difference = std::abs(a - b);
+  }
+  return result;
+}
+
+double relative_difference(double a, double b) { return std::abs(a - b) / std::max(1e-30, std::abs(b)); }
+
+std::string number_or_null(const std::optional<double>& value) {
+  return value ? fmt::format("{:.17g}", *value) : "null";
+}
+
+}  // namespace
+
+bool VerifyReport::equal() const {
+  if (loss_layout.has_value() != loss_one.has_value()) return false;
+  if (loss_one && !(relative_difference(*loss_layout, *loss_one) <= tolerance)) return false;
+  if (norm_one > 0 && !(relative_difference(norm_layout, norm_one) <= tolerance)) return false;
+  const bool gradients_equal = std::all_of(gradients.begin(), gradients.end(),
+                                           [&](const GradientDifference& g) { return g.relative() <= tolerance; });
+  return gradients_equal && ranks_agree;
+}
+
+VerifyReport verify_layout(const Config& config, int world_size) {
+  const Job layout_job = make_job(config, world_size, RunKind::train, JobData::open);
+  Config one = layout_job.config;
+  one.parallel.context_parallel_size = 1;
+  const Job one_job = make_job(one, 1, RunKind::train, JobData::open);
+
+  const Gradients layout = first_step_gradients(layout_job);
+  const Gradients reference = first_step_gradients(one_job);
+
+  VerifyReport report;
+  report.loss_layout = layout.loss;
+  report.loss_one = reference.loss;
+  report.norm_layout = layout.norm;
+  report.norm_one = reference.norm;
+  report.ranks_agree = layout.ranks_agree;
+  const bool f32 = layout_job.config.training.precision == Precision::fp32;
+  report.tolerance = f32 ? kToleranceF32 : kToleranceBf16;
+  report.unit_roundoff = f32 ? 0x1.0p-24 : 0x1.0p-9;
+  const ParameterTable table(layout_job.config.model);
+  for (const Parameter& parameter : table.parameters())
+    report.gradients.push_back(compare(parameter, layout.flat, reference.flat));
+  std::stable_sort(report.gradients.begin(), report.gradients.end(),
+                   [](const auto& a, const auto& b) { return a.relative() > b.relative(); });
+  return report;
+}
+
+std::string verify_json(const VerifyReport& report) {
+  std::string text = fmt::format(
+      "{{\"equal\":{},\"tolerance\":{:.17g},\"ranks_agree\":{},\"loss\":{{\"layout\":{},\"one\":{}}},"
+      "\"grad_norm\":{{\"layout\":{:.17g},\"one\":{:.17g}}},\"gradients\":[",
+      report.equal(), report.tolerance, report.ranks_agree, number_or_null(report.loss_layout),
+      number_or_null(report.loss_one), report.norm_layout, report.norm_one);
+  bool first = true;
+  for (const GradientDifference& g : report.gradients) {
+    text += fmt::format("{}{{\"name\":\"{}\",\"relative_error\":{:.17g},\"units_of_rounding\":{:.17g}}}", first ? "" : ",",
+                        g.name, g.relative(), g.relative() / report.unit_roundoff);
+    first = false;
+  }
+  return text + "]}\n";
+}
+
+std::string verify_text(const VerifyReport& report) {
+  constexpr size_t kShown = 8;
+  const auto loss = [](const std::optional<double>& value) { return value ? fmt::format("{:.9f}", *value) : "none"; };
+  std::string text = fmt::format(
+      "              this layout       one rank\nloss       {:>14} {:>14}\ngrad norm  {:>14.9f} {:>14.9f}\n\n"
+      "worst gradients          relative error   in units of rounding\n",
+      loss(report.loss_layout), loss(report.loss_one), report.norm_layout, report.norm_one);
+  for (size_t i = 0; i < std::min(kShown, report.gradients.size()); ++i) {
+    const GradientDifference& g = report.gradients[i];
+    text += fmt::format("{:<34} {:>10.3g} {:>10.1f}\n", g.name, g.relative(), g.relative() / report.unit_roundoff);
+  }
+  text += fmt::format("all {} parameters; ranks hold {} gradient bits; tolerance {:g} of the signal: {}\n",
+                      report.gradients.size(), report.ranks_agree ? "the same" : "DIFFERENT", report.tolerance,
+                      report.equal() ? "equal" : "NOT EQUAL");
+  return text;
+}
+
+}  // namespace farspan

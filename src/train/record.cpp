@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/record.h"
+
+#include "comm/dry/dry_communicator.h"
+
+namespace farspan {
+namespace {
+
+class OpSum : public OpObserver {
+ public:
+  void on_op(const OpCost& cost, double) override {
+    OpTotals& totals = ops[static_cast<size_t>(cost.op_class)];
+    totals.flops += cost.flops;
+    totals.bytes += cost.bytes;
+    ++totals.calls;
+  }
+  std::array<OpTotals, kOpClasses> ops{};
+};
+
+// Runs `body` and returns what it cost.
+template <typename Body>
+PhaseCost measure(RankContext& context, Body&& body) {
+  OpSum sum;
+  context.device->observe(&sum);
+  for (auto& group : context.groups) group->reset_traffic();
+  body();
+  context.device->observe(nullptr);
+  PhaseCost cost;
+  cost.ops = sum.ops;
+  for (size_t i = 0; i < cost.traffic.size(); ++i) cost.traffic[i] = context.groups[i]->traffic();
+  return cost;
+}
+
+}  // namespace
+
+Grid grid_of(const Config& config, const ResolvedSizes& sizes) {
+  return Grid({.tp = static_cast<int>(config.parallel.tensor_model_parallel_size),
+               .cp = static_cast<int>(config.parallel.context_parallel_size),
+               .dp = static_cast<int>(sizes.data_parallel_size),
+               .pp = static_cast<int>(config.parallel.pipeline_model_parallel_size)},
+              config.parallel.rank_order);
+}
+
+RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int rank, RunKind kind) {
+  Device device(DeviceKind::dry, 1);
+  Arena arena(device);
+  const Grid grid = grid_of(config, sizes);
+  RankContext context = {.rank = rank, .grid = &grid, .device = &device, .arena = &arena, .groups = {}};
+  make_groups(context, [&](std::vector<int> ranks, Dimension dimension) {
+    int index = 0;
+    while (ranks[static_cast<size_t>(index)] != rank) ++index;
+    return make_dry_communicator(dimension, index, std::move(ranks));
+  });
+  RankRecord record;
+  {
+    RankTrainer trainer(config, sizes, context, nullptr, kind);
+    if (kind == RunKind::train) {
+      record.micro_batch = measure(context, [&] { trainer.record_micro_batch(); });
+      record.update = measure(context, [&] { trainer.record_update(); });
+    }
+    if (kind == RunKind::evaluate || config.training.eval_iters > 0) trainer.record_evaluation();
+    record.memory = arena.plan();
+  }
+  return record;
+}
+
+std::vector<RankRecord> record_ranks(const Config& config, const ResolvedSizes& sizes, RunKind kind) {
+  std::vector<RankRecord> records;
+  for (int rank = 0; rank < sizes.world_size; ++rank) records.push_back(record_rank(config, sizes, rank, kind));
+  return records;
+}
+
+int64_t memory_limit_bytes(const Config& config) {
+  return config.memory.memory_limit > 0 ? config.memory.memory_limit : available_memory_bytes();
+}
+
+void check_fits(const Config& config, const std::vector<RankRecord>& records) {
+  int64_t total = 0;
+  const MemoryPlan* largest = &records.front().memory;
+  for (const RankRecord& record : records) {
+    total += record.memory.peak_bytes;
+    if (record.memory.peak_bytes > largest->peak_bytes) largest = &record.memory;
+  }
+  const int64_t limit = memory_limit_bytes(config);
+  if (total <= limit) return;
+  std::string parts;
+  for (int i = 0; i < kPurposes; ++i) {
+    const int64_t bytes = largest->by_purpose[static_cast<size_t>(i)];
+    if (bytes > 0) parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", name_of(static_cast<Purpose>(i)), bytes);
+  }
+  throw MemoryError(fmt::format(
+      "the plan needs {} bytes for {} ranks on this machine, the limit is {} ({}); the largest rank needs {}: {}. "
+      "Smaller seq_length, micro_batch_size, mlp_tile_tokens or loss_tile_tokens, or recompute_granularity full, need less",
+      total, records.size(), limit, config.memory.memory_limit > 0 ? "memory_limit" : "memory available now",
+      largest->peak_bytes, parts));
+}
+
+}  // namespace farspan

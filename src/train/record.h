@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs one rank's program on the dry device: the same code as training, which computes and moves nothing, and leaves the
+// memory plan, the FLOPs and bytes of every op, and the bytes on every dimension's links.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "config/config.h"
+#include "memory/arena.h"
+#include "parallel/grid.h"
+#include "train/rank_trainer.h"
+
+namespace farspan {
+
+inline constexpr int kOpClasses = 3;  // gemm, attention, memory
+
+struct OpTotals {
+  double flops = 0;
+  double bytes = 0;
+  int64_t calls = 0;
+};
+
+struct PhaseCost {
+  std::array<OpTotals, kOpClasses> ops;           // by OpClass
+  std::array<Traffic, kDimensions> traffic;       // by Dimension, of this rank
+};
+
+struct RankRecord {
+  MemoryPlan memory;
+  PhaseCost micro_batch;  // forward and backward of one micro-batch
+  PhaseCost update;       // once a step: gradient sum and optimizer
+};
+
+Grid grid_of(const Config& config, const ResolvedSizes& sizes);
+
+RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int rank, RunKind kind);
+
+// The records of all ranks of the world.
+std::vector<RankRecord> record_ranks(const Config& config, const ResolvedSizes& sizes, RunKind kind);
+
+// Throws MemoryError when the ranks' planned bytes together pass the limit (memory_limit, or what the machine has
+// available), with the numbers and what would help.
+void check_fits(const Config& config, const std::vector<RankRecord>& records);
+
+// The limit check_fits holds against, in bytes.
+int64_t memory_limit_bytes(const Config& config);
+
+}  // namespace farspan

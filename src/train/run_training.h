@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// The training run: start or resume, the step loop, evaluation, checkpoints, metrics, and an orderly stop on a signal.
+#pragma once
+
+#include <string>
+
+#include "train/job.h"
+
+namespace farspan {
+
+// Runs the job and writes `output`/metrics.jsonl, config.yaml and checkpoints. Returns 0, or 128 + the signal that
+// stopped it after saving.
+int run_training(const Job& job, const std::string& output);
+
+}  // namespace farspan

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs the program that FARSPAN_PROGRAM names, as a user would from a shell.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <gtest/gtest.h>
+#include <sstream>
+#include <string>
+#include <sys/wait.h>
+
+namespace farspan {
+
+// An empty folder that goes when the object does.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "farspan-test-XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+  // Writes a file and returns its path.
+  std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(path_ + "/" + name, std::ios::binary) << text;
+    return path_ + "/" + name;
+  }
+  std::string read(const std::string& name) const {
+    std::ostringstream text;
+    text << std::ifstream(path_ + "/" + name, std::ios::binary).rdbuf();
+    return text.str();
+  }
+
+ private:
+  std::string path_;
+};
+
+struct ProgramResult {
+  std::string command;  // repeats the run by hand
+  int status = -1;      // exit status; -1 when a signal ended it
+  std::string out;
+  std::string err;
+  // The last line of stderr, without its line break.
+  std::string last_error_line() const {
+    const std::string text = err.substr(0, err.find_last_not_of('\n') + 1);
+    const size_t line_break = text.rfind('\n');
+    return line_break == std::string::npos ? text : text.substr(line_break + 1);
+  }
+};
+
+// `arguments` as in a shell; `environment`: "NAME=value ..." for this run. Variables of process launchers are unset, so
+// that the tests themselves may run inside a batch job.
+inline ProgramResult run_program(const std::string& arguments, const std::string& environment = "") {
+  const char* program = std::getenv("FARSPAN_PROGRAM");
+  if (program == nullptr) {
+    ADD_FAILURE() << "set FARSPAN_PROGRAM to the program to test, such as build/release/farspan";
+    return {};
+  }
+  const TemporaryFolder folder;
+  ProgramResult result;
+  result.command = "env -u OMPI_COMM_WORLD_SIZE -u PMI_SIZE -u SLURM_NTASKS -u SLURM_PROCID -u SLURM_STEP_NUM_TASKS " +
+                   environment + " " + program + " " + arguments;
+  const std::string redirected = result.command + " >" + folder.path() + "/out 2>" + folder.path() + "/err";
+  const int status = std::system(redirected.c_str());
+  result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  result.out = folder.read("out");
+  result.err = folder.read("err");
+  return result;
+}
+
+}  // namespace farspan

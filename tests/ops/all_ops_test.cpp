@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// What holds for every op: the dry device touches no memory, and any number of threads gives the same bits.
+#include <map>
+
+#include "ops/bias.h"
+#include "ops/cross_entropy.h"
+#include "ops/elementwise.h"
+#include "ops/embedding.h"
+#include "ops/gemm.h"
+#include "ops/norms.h"
+#include "ops/optimizer_step.h"
+#include "ops/rms_norm.h"
+#include "ops/rope.h"
+#include "ops/swiglu.h"
+#include "tests/ops/operand.h"
+
+namespace farspan {
+namespace {
+
+using test::Operand;
+
+struct Sizes {
+  int64_t tokens, hidden, heads, head_dim, vocabulary;
+};
+// Large enough for every op to be split over threads, with odd sizes.
+constexpr Sizes kSplit{133, 514, 3, 86, 771};
+// 512 Gi elements of hidden state: no machine has it, the dry device does not care.
+constexpr Sizes kHuge{int64_t{1} << 26, 8192, 32, 128, 131072};
+
+struct OpCounter : OpObserver {
+  void on_op(const OpCost& cost, double) override {
+    ++count;
+    EXPECT_FALSE(cost.op.empty());
+    EXPECT_GT(cost.bytes, 0) << cost.op;
+    EXPECT_GE(cost.flops, 0) << cost.op;
+  }
+  int count = 0;
+};
+
+// Runs every op once on operands that `operand(name, dtype, shape)` supplies; same name, same operand. Returns the
+// values that ops hand back.
+template <typename Supply>
+std::vector<double> run_all(Device& device, DType dtype, const Sizes& s, const Supply& operand) {
+  const Shape hidden{s.tokens, s.hidden}, rows{s.tokens}, width{s.hidden};
+  const Tensor x = operand("x", dtype, hidden), d_y = operand("d_y", dtype, hidden), y = operand("y", dtype, hidden);
+  const Tensor weight = operand("weight", dtype, width), rstd = operand("rstd", DType::f32, rows);
+  const Tensor d_weight = operand("d_weight", DType::f32, width), d_x = operand("d_x", dtype, hidden);
+  rms_norm_forward(device, x, weight, 1e-5, y, rstd);
+  rms_norm_backward(device, d_y, x, weight, rstd, d_x, Accumulate::yes, d_weight);
+
+  const Tensor matrix = operand("matrix", dtype, Shape{s.hidden, s.hidden});
+  const Tensor d_matrix = operand("d_matrix", DType::f32, Shape{s.hidden, s.hidden});
+  const Tensor projected = operand("projected", dtype, hidden);
+  linear_forward(device, x, matrix, projected);
+  linear_backward_input(device, d_y, matrix, d_x, Accumulate::no);
+  linear_backward_weight(device, d_y, x, d_matrix);
+  gemm(device, x, Transpose::no, matrix, Transpose::no, projected, Accumulate::yes);
+  bias_add(device, weight, projected);
+  bias_backward(device, d_y, operand("d_bias", DType::f32, width));
+
+  const Shape half{s.tokens, s.hidden / 2};
+  const Tensor activated = operand("activated", dtype, half), d_activated = operand("d_activated", dtype, half);
+  swiglu_forward(device, x, activated);
+  swiglu_backward(device, x, d_activated, operand("d_gate_up", dtype, hidden));
+
+  const Tensor tokens = operand("tokens", DType::i32, rows), targets = operand("targets", DType::i32, rows);
+  embedding_forward(device, tokens, operand("embeddings", dtype, Shape{s.vocabulary, s.hidden}), y);
+  embedding_backward(device, tokens, d_y, operand("d_embeddings", DType::f32, Shape{s.vocabulary, s.hidden}));
+
+  const Shape vocabulary{s.tokens, s.vocabulary};
+  const Tensor logits = operand("logits", DType::f32, vocabulary), loss = operand("loss", DType::f32, rows);
+  cross_entropy(device, logits, targets, 0.5, loss, operand("d_logits", dtype, vocabulary));
+  std::vector<double> results{token_loss_sum(device, loss)};
+
+  const Tensor positions = operand("positions", DType::i64, rows);
+  const Tensor table = operand("table", DType::f32, Shape{s.tokens, 2, s.head_dim / 2});
+  const Tensor query = operand("query", dtype, Shape{s.tokens, s.heads, s.head_dim});
+  rope_table(device, positions, rope_inverse_frequencies({.head_dim = s.head_dim}), 1.0, table);
+  rope_apply(device, table, RopeStyle::half_split, RopeDirection::forward, query);
+  rope_apply(device, table, RopeStyle::interleaved, RopeDirection::backward, query);
+
+  const Tensor wide = operand("wide", DType::f32, hidden);
+  add(device, x, d_y, wide);
+  cast(device, wide, operand("narrow", DType::bf16, hidden));
+  scale(device, wide, 3.0);
+  results.push_back(sum_of_squares(device, wide));
+  fill(device, operand("filled", DType::f32, hidden), 2.5);
+
+  const Tensor master = operand("master", DType::f32, hidden), copy = operand("copy", DType::bf16, hidden);
+  adamw_step(device, {.lr = 0.1, .weight_decay = 0.1}, wide, master, operand("m", DType::f32, hidden),
+             operand("v", DType::f32, hidden), copy);
+  sgd_step(device, {.lr = 0.1, .weight_decay = 0.1}, wide, master, copy);
+  return results;
+}
+
+class AllOpsTest : public testing::TestWithParam<DType> {};
+
+TEST_P(AllOpsTest, DryDeviceTouchesNothing) {
+  Device device(DeviceKind::dry, 1);
+  OpCounter counter;
+  device.observe(&counter);
+  uintptr_t wild = 0x100000000000000;  // not canonical: any access would end the program
+  const auto results = run_all(device, GetParam(), kHuge, [&](const char*, DType dtype, const Shape& shape) {
+    return Tensor(reinterpret_cast<void*>(wild += 0x1000000), dtype, shape);
+  });
+  EXPECT_EQ(results, (std::vector<double>{0, 0}));
+  EXPECT_EQ(counter.count, 24);
+}
+
+TEST_P(AllOpsTest, AnyNumberOfThreadsGivesTheSameBits) {
+  std::map<std::string, std::vector<uint8_t>> bits_of_one;
+  std::vector<double> results_of_one;
+  for (const int threads : {1, 2, 3}) {
+    Device device(DeviceKind::cpu, threads);
+    std::map<std::string, std::unique_ptr<Operand>> operands;
+    const auto results = run_all(device, GetParam(), kSplit, [&](const char* name, DType dtype, const Shape& shape) {
+      auto& operand = operands[name];
+      if (!operand) {
+        operand = std::make_unique<Operand>(dtype, shape);
+        const std::string_view what = name;
+        if (what == "tokens" || what == "targets" || what == "positions")
+          operand->set([&](int64_t i) {
+            return static_cast<double>(i * i % kSplit.vocabulary) - (what == "targets" && i % 5 == 0);
+          });
+        else if (what == "v")
+          operand->constant(0.5);
+        else
+          operand->random(name_hash(name));
+      }
+      return operand->tensor();
+    });
+    // The library that computes matrix products promises no order across thread counts.
+    for (const char* product : {"projected", "d_matrix", "d_x"}) operands.erase(product);
+    for (const auto& [name, operand] : operands) {
+      if (threads == 1)
+        bits_of_one[name] = operand->bytes();
+      else
+        EXPECT_EQ(operand->bytes(), bits_of_one[name]) << name << " with " << threads << " threads";
+    }
+    if (threads == 1) results_of_one = results;
+    EXPECT_EQ(results, results_of_one) << threads << " threads";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, AllOpsTest, testing::Values(DType::f32, DType::bf16), test::type_name);
+
+}  // namespace
+}  // namespace farspan

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the attention tests share: random problems in either dtype, masks by name, a dense fp64 oracle written apart from
+// the code under test, and one call that runs an implementation over any cut of the keys into blocks.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/philox.h"
+#include "ops/attention.h"
+#include "ops/attention_implementation.h"
+#include "ops/cpu/attention_kernels.h"
+
+namespace farspan::test {
+
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+struct Sizes {
+  int64_t n = 1, m = 1, heads = 1, kv_heads = 1, head_size = 8;
+  std::string str() const {
+    return fmt::format("n={} m={} heads={}:{} head_size={}", n, m, heads, kv_heads, head_size);
+  }
+};
+
+struct Interval {
+  int64_t lo = 0, hi = 0;
+};
+
+// The visible keys of each query.
+using Mask = std::vector<Interval>;
+
+inline Mask mask_from(int64_t n, const std::function<Interval(int64_t)>& rule) {
+  Mask mask;
+  for (int64_t i = 0; i < n; ++i) mask.push_back(rule(i));
+  return mask;
+}
+inline Mask full(int64_t n, int64_t m) {
+  return mask_from(n, [=](int64_t) { return Interval{0, m}; });
+}
+// The last query sees the last key, as when the queries are the last n positions of m.
+inline Mask causal(int64_t n, int64_t m) {
+  return mask_from(n, [=](int64_t i) { return Interval{0, std::max<int64_t>(0, m - n + i + 1)}; });
+}
+inline Mask window(int64_t n, int64_t size) {
+  return mask_from(n, [=](int64_t i) { return Interval{std::max<int64_t>(0, i + 1 - size), i + 1}; });
+}
+// Causal inside each document.
+inline Mask documents(const std::vector<int64_t>& lengths) {
+  Mask mask;
+  int64_t begin = 0;
+  for (int64_t length : lengths) {
+    for (int64_t i = 0; i < length; ++i) mask.push_back({begin, begin + i + 1});
+    begin += length;
+  }
+  return mask;
+}
+inline Mask prefix(int64_t n, int64_t size) {
+  return mask_from(n, [=](int64_t i) { return Interval{0, std::max(size, i + 1)}; });
+}
+// Causal, and every third query is padding; its interval is empty in one of the forms an interval can be.
+inline Mask padded(int64_t n) {
+  return mask_from(n, [=](int64_t i) {
+    if (i % 3 != 2) return Interval{0, i + 1};
+    return i % 2 == 0 ? Interval{0, 0} : Interval{i + 1, i};
+  });
+}
+// No order at all: every query its own interval, some past the keys on either side.
+inline Mask scattered(int64_t n, int64_t m) {
+  const Philox random(7, "scattered");
+  return mask_from(n, [&](int64_t i) {
+    const auto at = [&](int64_t index) {
+      return static_cast<int64_t>(random.uniform(static_cast<uint64_t>(index)) * static_cast<double>(m + 8)) - 4;
+    };
+    return Interval{at(2 * i), at(2 * i + 1)};
+  });
+}
+
+inline int64_t visible_pairs(const Mask& mask, int64_t m) {
+  int64_t pairs = 0;
+  for (const Interval& v : mask)
+    pairs += std::max<int64_t>(0, std::min(v.hi, m) - std::max<int64_t>(v.lo, 0));
+  return pairs;
+}
+
+// Values kept as fp32; those of a bf16 problem are bf16 values. All row-major, (n, heads, D) or (m, kv_heads, D).
+struct Problem {
+  Sizes sizes;
+  DType dtype = DType::f32;
+  float scale = 1;
+  Mask mask;
+  std::vector<float> query, key, value, d_out;
+};
+
+inline std::vector<float> random_values(std::string_view name, int64_t count, DType dtype) {
+  const Philox random(2024, name);
+  std::vector<float> values(static_cast<size_t>(count));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float x = static_cast<float>(random.normal(i));
+    values[i] = dtype == DType::bf16 ? to_float(to_bfloat16(x)) : x;
+  }
+  return values;
+}
+
+inline Problem random_problem(const Sizes& s, const Mask& mask, DType dtype) {
+  const int64_t q = s.n * s.heads * s.head_size;
+  const int64_t k = s.m * s.kv_heads * s.head_size;
+  return {s,
+          dtype,
+          static_cast<float>(1 / std::sqrt(static_cast<double>(s.head_size))),
+          mask,
+          random_values("query", q, dtype),
+          random_values("key", k, dtype),
+          random_values("value", k, dtype),
+          random_values("d_out", q, dtype)};
+}
+
+// All queries zero and value of key t filled with t: out is the mean of the visible positions, lse the log of their number.
+inline Problem uniform_probe(const Sizes& s, const Mask& mask, DType dtype) {
+  Problem p = random_problem(s, mask, dtype);
+  std::fill(p.query.begin(), p.query.end(), 0.0f);
+  const int64_t row = s.kv_heads * s.head_size;
+  for (size_t i = 0; i < p.value.size(); ++i) p.value[i] = static_cast<float>(static_cast<int64_t>(i) / row);
+  return p;
+}
+
+template <typename Real>
+struct Results {
+  std::vector<Real> out, lse, d_query, d_key, d_value;  // shapes of ops/attention.h, row-major
+};
+
+// Softmax attention and its gradients, written out densely in fp64.
+inline Results<double> oracle(const Problem& p) {
+  const auto [n, m, heads, kv_heads, D] = p.sizes;
+  const auto dot = [D = D](const float* x, const float* y) {
+    double sum = 0;
+    for (int64_t d = 0; d < D; ++d) sum += static_cast<double>(x[d]) * y[d];
+    return sum;
+  };
+  Results<double> r;
+  r.out.assign(p.query.size(), 0);
+  r.d_query = r.out;
+  r.d_key.assign(p.key.size(), 0);
+  r.d_value = r.d_key;
+  r.lse.assign(static_cast<size_t>(heads * n), -std::numeric_limits<double>::infinity());
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t a = 0; a < heads; ++a) {
+      const int64_t lo = std::max<int64_t>(0, p.mask[static_cast<size_t>(i)].lo);
+      const int64_t hi = std::min(m, p.mask[static_cast<size_t>(i)].hi);
+      if (lo >= hi) continue;
+      const int64_t row = (i * heads + a) * D;
+      const auto kv_row = [&, heads = heads, kv_heads = kv_heads, D = D](int64_t j) {
+        return (j * kv_heads + a / (heads / kv_heads)) * D;
+      };
+      std::vector<double> weight;
+      double sum = 0;
+      for (int64_t j = lo; j < hi; ++j) {
+        weight.push_back(std::exp(p.scale * dot(&p.query[row], &p.key[kv_row(j)])));
+        sum += weight.back();
+      }
+      r.lse[static_cast<size_t>(a * n + i)] = std::log(sum);
+      double delta = 0;
+      for (int64_t j = lo; j < hi; ++j) {
+        weight[static_cast<size_t>(j - lo)] /= sum;
+        const double w = weight[static_cast<size_t>(j - lo)];
+        for (int64_t d = 0; d < D; ++d) r.out[row + d] += w * p.value[kv_row(j) + d];
+        delta += w * dot(&p.d_out[row], &p.value[kv_row(j)]);
+      }
+      for (int64_t j = lo; j < hi; ++j) {
+        const double w = weight[static_cast<size_t>(j - lo)];
+        const double ds = p.scale * w * (dot(&p.d_out[row], &p.value[kv_row(j)]) - delta);
+        for (int64_t d = 0; d < D; ++d) {
+          r.d_value[kv_row(j) + d] += w * p.d_out[row + d];
+          r.d_key[kv_row(j) + d] += ds * p.query[row + d];
+          r.d_query[row + d] += ds * p.key[kv_row(j) + d];
+        }
+      }
+    }
+  return r;
+}
+
+// fp32 values stored in a problem's dtype.
+class Stored {
+ public:
+  Stored(const std::vector<float>& values, DType dtype) : dtype_(dtype), f32_(values) {
+    for (float x : values) bf16_.push_back(to_bfloat16(x));
+  }
+  Tensor tensor(Shape shape) {
+    void* data = dtype_ == DType::f32 ? static_cast<void*>(f32_.data()) : bf16_.data();
+    return {data, dtype_, shape};
+  }
+
+ private:
+  DType dtype_;
+  std::vector<float> f32_;
+  std::vector<BFloat16> bf16_;
+};
+
+// Keys [begin, end) of a problem as one block.
+struct KeySpan {
+  int64_t begin = 0, end = 0;
+};
+
+inline std::vector<KeySpan> equal_blocks(int64_t m, int64_t blocks) {
+  std::vector<KeySpan> spans;
+  for (int64_t b = 0; b < blocks; ++b) spans.push_back({m * b / blocks, m * (b + 1) / blocks});
+  return spans;
+}
+
+// A problem's tensors, in memory for as long as this lives.
+class Tensors {
+ public:
+  explicit Tensors(const Problem& p)
+      : sizes_(p.sizes),
+        scale_(p.scale),
+        query_(p.query, p.dtype),
+        key_(p.key, p.dtype),
+        value_(p.value, p.dtype),
+        d_out_(p.d_out, p.dtype) {
+    for (const Interval& v : p.mask) {
+      lo_.push_back(v.lo);
+      hi_.push_back(v.hi);
+    }
+  }
+  AttentionBlock block(KeySpan keys) {
+    const Shape kv{sizes_.m, sizes_.kv_heads, sizes_.head_size};
+    return {.query = query_.tensor({sizes_.n, sizes_.heads, sizes_.head_size}),
+            .key = key_.tensor(kv).slice(0, keys.begin, keys.end),
+            .value = value_.tensor(kv).slice(0, keys.begin, keys.end),
+            .lo = {lo_.data(), DType::i64, {sizes_.n}},
+            .hi = {hi_.data(), DType::i64, {sizes_.n}},
+            .key_begin = keys.begin,
+            .scale = scale_};
+  }
+  Tensor d_out() { return d_out_.tensor({sizes_.n, sizes_.heads, sizes_.head_size}); }
+
+ private:
+  Sizes sizes_;
+  float scale_;
+  Stored query_, key_, value_, d_out_;
+  std::vector<int64_t> lo_, hi_;
+};
+
+struct RunOptions {
+  int threads = 1;
+  std::vector<KeySpan> blocks;  // in the order attended to; empty: one block of all keys
+};
+
+inline Tensor f32_tensor(std::vector<float>& data, Shape shape) { return {data.data(), DType::f32, shape}; }
+
+inline void run_forward(const AttentionImplementation& implementation, const Problem& p, const RunOptions& options,
+                        Results<float>& r) {
+  const auto [n, m, heads, kv_heads, D] = p.sizes;
+  Device device(DeviceKind::cpu, options.threads);
+  Tensors tensors(p);
+  r.out.assign(p.query.size(), kNaN);
+  r.lse.assign(static_cast<size_t>(heads * n), kNaN);
+  const Tensor out = f32_tensor(r.out, {n, heads, D});
+  const Tensor lse = f32_tensor(r.lse, {heads, n});
+  attention_state_init(device, out, lse);
+  for (KeySpan keys : options.blocks.empty() ? equal_blocks(m, 1) : options.blocks)
+    implementation.forward(device, tensors.block(keys), out, lse);
+}
+
+// Gradients from the out and lse already in `r`.
+inline void run_backward(const AttentionImplementation& implementation, const Problem& p, const RunOptions& options,
+                         Results<float>& r) {
+  const auto [n, m, heads, kv_heads, D] = p.sizes;
+  Device device(DeviceKind::cpu, options.threads);
+  Tensors tensors(p);
+  std::vector<float> delta(r.lse.size());
+  const Tensor delta_tensor = f32_tensor(delta, {heads, n});
+  attention_delta(device, f32_tensor(r.out, {n, heads, D}), tensors.d_out(), delta_tensor);
+  r.d_query.assign(p.query.size(), 0);
+  r.d_key.assign(p.key.size(), 0);
+  r.d_value.assign(p.value.size(), 0);
+  const Shape kv{m, kv_heads, D};
+  for (KeySpan keys : options.blocks.empty() ? equal_blocks(m, 1) : options.blocks)
+    implementation.backward(device, tensors.block(keys), tensors.d_out(), f32_tensor(r.lse, {heads, n}), delta_tensor,
+                            f32_tensor(r.d_query, {n, heads, D}),
+                            f32_tensor(r.d_key, kv).slice(0, keys.begin, keys.end),
+                            f32_tensor(r.d_value, kv).slice(0, keys.begin, keys.end));
+}
+
+inline Results<float> run(const AttentionImplementation& implementation, const Problem& p,
+                          const RunOptions& options = {}) {
+  Results<float> r;
+  run_forward(implementation, p, options, r);
+  run_backward(implementation, p, options, r);
+  return r;
+}
+
+// Largest difference over the largest expected magnitude; equal infinities differ by nothing. NaN when any value is NaN.
+inline double relative_error(const std::vector<float>& found, const std::vector<double>& expected) {
+  double signal = 0;
+  for (double x : expected)
+    if (std::isfinite(x)) signal = std::max(signal, std::abs(x));
+  double worst = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (static_cast<double>(found[i]) == expected[i]) continue;
+    const double difference = std::abs(found[i] - expected[i]);
+    if (std::isnan(difference)) return difference;
+    worst = std::max(worst, difference);
+  }
+  return signal > 0 ? worst / signal : worst;
+}
+
+// One implementation, in one type, on one instruction set of those compiled in that this machine has.
+struct AttentionVariant {
+  const AttentionImplementation* implementation;
+  DType dtype;
+  std::string target;  // empty: implementation without a choice
+};
+
+inline std::vector<AttentionVariant> attention_variants() {
+  std::vector<AttentionVariant> all;
+  for (const AttentionImplementation& implementation : attention_implementation_list())
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      const bool vector = implementation.name == "vector";
+      for (const std::string& target : vector ? cpu::attention_kernel_targets() : std::vector<std::string>{""})
+        all.push_back({&implementation, dtype, target});
+    }
+  return all;
+}
+
+inline std::string attention_variant_name(const ::testing::TestParamInfo<AttentionVariant>& info) {
+  const AttentionVariant& v = info.param;
+  return std::string(v.implementation->name) + (v.target.empty() ? "" : "_" + v.target) + "_" +
+         std::string(name_of(v.dtype));
+}
+
+class AttentionTest : public ::testing::TestWithParam<AttentionVariant> {
+ protected:
+  void SetUp() override { cpu::attention_kernel_select(GetParam().target); }
+  void TearDown() override { cpu::attention_kernel_select(""); }
+  const AttentionImplementation& implementation() const { return *GetParam().implementation; }
+  DType dtype() const { return GetParam().dtype; }
+};
+
+}  // namespace farspan::test

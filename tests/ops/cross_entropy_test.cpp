@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/cross_entropy.h"
+
+#include <limits>
+
+#include "ops/ref/cross_entropy.h"
+#include "tests/ops/operand.h"
+
+namespace farspan {
+namespace {
+
+using test::expect_close;
+using test::Operand;
+
+constexpr double kScale = 0.125;
+
+// Every third target ignored, the others spread over the vocabulary.
+std::vector<int32_t> some_targets(int64_t tokens, int64_t vocabulary) {
+  std::vector<int32_t> targets;
+  for (int64_t t = 0; t < tokens; ++t)
+    targets.push_back(t % 3 == 2 ? -1 : static_cast<int32_t>((7 * t + vocabulary - 1) % vocabulary));
+  return targets;
+}
+
+Tensor tensor_of(std::vector<int32_t>& targets) {
+  return {targets.data(), DType::i32, Shape{static_cast<int64_t>(targets.size())}};
+}
+
+// The dtype is the gradient's; logits are f32.
+class CrossEntropyTest : public test::BothTypes {};
+
+TEST_P(CrossEntropyTest, MatchesReference) {
+  for (const int64_t tokens : {1, 3, 17})
+    for (const int64_t vocabulary : {1, 10, 257, 5003})
+      for (const int64_t padding : {0, 5}) {
+        Operand logits(DType::f32, Shape{tokens, vocabulary}, padding), loss(DType::f32, Shape{tokens});
+        Operand d_logits(dtype(), Shape{tokens, vocabulary}, 2 * padding);
+        logits.random(1, 4);
+        std::vector<int32_t> targets = some_targets(tokens, vocabulary);
+        const auto expected = ref::cross_entropy(logits.matrix(), targets, kScale);
+        cross_entropy(device_, logits, tensor_of(targets), kScale, loss, d_logits);
+        const std::string what = fmt::format("tokens {} vocabulary {} padding {}", tokens, vocabulary, padding);
+        expect_close(loss, expected.token_loss, "loss " + what);
+        expect_close(d_logits, expected.d_logits, "d_logits " + what);
+
+        Operand evaluation(DType::f32, Shape{tokens});
+        cross_entropy(device_, logits, tensor_of(targets), kScale, evaluation, Tensor());
+        EXPECT_EQ(evaluation.bytes(), loss.bytes()) << "evaluation gives the same bits, " << what;
+        if (dtype() != DType::f32) continue;
+        cross_entropy(device_, logits, tensor_of(targets), kScale, loss, logits);  // d_logits = logits
+        EXPECT_EQ(logits.values(), d_logits.values()) << what;
+        EXPECT_EQ(evaluation.bytes(), loss.bytes()) << what;
+      }
+}
+
+TEST_P(CrossEntropyTest, LargeLogitsDoNotOverflow) {
+  Operand logits(DType::f32, Shape{2, 10}), loss(DType::f32, Shape{2}), d_logits(dtype(), Shape{2, 10});
+  logits.set([](int64_t i) { return i < 10 ? 1e4 + static_cast<double>(i) : -1e30 * static_cast<double>(i); });
+  std::vector<int32_t> targets = {9, 0};
+  const auto expected = ref::cross_entropy(logits.matrix(), targets, 1);
+  cross_entropy(device_, logits, tensor_of(targets), 1, loss, d_logits);
+  expect_close(loss, expected.token_loss, "loss");
+  expect_close(d_logits, expected.d_logits, "d_logits");
+}
+
+TEST_P(CrossEntropyTest, B057_NoTargetsGiveZeroNotNaN) {
+  Operand logits(DType::f32, Shape{3, 10}), loss(DType::f32, Shape{3}), d_logits(dtype(), Shape{3, 10});
+  logits.random(1);
+  std::vector<int32_t> targets = {-1, -1, -1};
+  cross_entropy(device_, logits, tensor_of(targets), kScale, loss, d_logits);
+  EXPECT_EQ(loss.values(), std::vector<double>(3, 0.0));
+  EXPECT_EQ(d_logits.values(), std::vector<double>(30, 0.0));
+  EXPECT_EQ(token_loss_sum(device_, loss), 0.0);
+}
+
+TEST_P(CrossEntropyTest, B058_IgnoredRowsAreSelectedAway) {
+  for (const double poison : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+    Operand logits(DType::f32, Shape{3, 10}), loss(DType::f32, Shape{3}), d_logits(dtype(), Shape{3, 10});
+    Operand clean(DType::f32, Shape{3, 10}), clean_loss(DType::f32, Shape{3}), clean_d(dtype(), Shape{3, 10});
+    clean.random(1);
+    const std::vector<double> values = clean.values();
+    logits.set([&](int64_t i) { return i / 10 == 1 ? poison : values[static_cast<size_t>(i)]; });
+    std::vector<int32_t> targets = {4, -1, 0};
+    cross_entropy(device_, clean, tensor_of(targets), kScale, clean_loss, clean_d);
+    cross_entropy(device_, logits, tensor_of(targets), kScale, loss, d_logits);
+    EXPECT_EQ(loss.bytes(), clean_loss.bytes());
+    EXPECT_EQ(d_logits.bytes(), clean_d.bytes());
+    for (size_t i = 10; i < 20; ++i) EXPECT_EQ(d_logits.values()[i], 0.0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, CrossEntropyTest, testing::Values(DType::f32, DType::bf16), test::type_name);
+
+// A NaN or +inf in a row that counts must show in the loss, wherever in the row it stands.
+TEST(CrossEntropy, BrokenLogitsShow) {
+  Device device(DeviceKind::cpu, 1);
+  for (const double broken : {std::nan(""), std::numeric_limits<double>::infinity()})
+    for (int64_t place = 0; place < 37; ++place) {
+      Operand logits(DType::f32, Shape{1, 37}), loss(DType::f32, Shape{1});
+      logits.set([&](int64_t i) { return i == place ? broken : 0.01 * static_cast<double>(i); });
+      std::vector<int32_t> targets = {5};
+      cross_entropy(device, logits, tensor_of(targets), 1, loss, Tensor());
+      EXPECT_TRUE(std::isnan(loss.values()[0])) << place;
+    }
+}
+
+TEST(CrossEntropy, MaskedVocabularyEntriesOfMinusInfinity) {
+  Device device(DeviceKind::cpu, 1);
+  Operand logits(DType::f32, Shape{1, 20}), loss(DType::f32, Shape{1}), d_logits(DType::f32, Shape{1, 20});
+  logits.set([](int64_t i) { return i < 4 ? 0.0 : -std::numeric_limits<double>::infinity(); });
+  std::vector<int32_t> targets = {1};
+  cross_entropy(device, logits, tensor_of(targets), 1, loss, d_logits);
+  EXPECT_NEAR(loss.values()[0], std::log(4.0), 1e-6);
+  EXPECT_NEAR(d_logits.values()[1], -0.75, 1e-6);
+  for (size_t i = 4; i < 20; ++i) EXPECT_EQ(d_logits.values()[i], 0.0);
+}
+
+TEST(CrossEntropy, ReferenceBackwardIsTheDerivative) {
+  Operand logits(DType::f32, Shape{3, 10});
+  logits.random(1);
+  const std::vector<int32_t> targets = {3, -1, 9};
+  ref::Matrix ones(3, 1);
+  ones.values.assign(3, kScale);
+  const auto forward = [&](const ref::Matrix& m) { return ref::cross_entropy(m, targets, 1).token_loss; };
+  expect_close(ref::cross_entropy(logits.matrix(), targets, kScale).d_logits.values,
+               test::numeric_gradient(logits.matrix(), ones, forward), test::kNumericTolerance, "d_logits");
+}
+
+TEST(CrossEntropy, RefusesTargetsOutsideTheVocabulary) {
+  Device device(DeviceKind::cpu, 1);
+  Operand logits(DType::f32, Shape{2, 10}), loss(DType::f32, Shape{2});
+  logits.random(1);
+  for (const int32_t bad : {10, -2, -100}) {
+    std::vector<int32_t> targets = {0, bad};
+    try {
+      cross_entropy(device, logits, tensor_of(targets), 1, loss, Tensor());
+      FAIL() << "no exception for " << bad;
+    } catch (const DataError& error) {
+      EXPECT_NE(std::string(error.what()).find(fmt::format("target 1 has id {}", bad)), std::string::npos);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace farspan

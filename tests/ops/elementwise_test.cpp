@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/elementwise.h"
+
+#include <limits>
+
+#include "ops/norms.h"
+#include "tests/ops/operand.h"
+
+namespace farspan {
+namespace {
+
+using test::expect_close;
+using test::Operand;
+
+const std::vector<Shape> kShapes = {{17}, {3, 10}, {1, 257}, {5, 3, 7}, {2, 3, 5, 4}};
+
+class ElementwiseTest : public test::BothTypes {};
+
+TEST_P(ElementwiseTest, AddMatchesReference) {
+  for (const DType other : {DType::f32, DType::bf16})
+    for (const Shape& shape : kShapes) {
+      Operand a(dtype(), shape, 3), b(other, shape, 5), y(dtype(), shape);
+      a.random(1), b.random(2);
+      ref::Matrix expected = a.matrix();
+      for (size_t i = 0; i < expected.values.size(); ++i) expected.values[i] += b.values()[i];
+      add(device_, a, b, y);
+      expect_close(y, expected, "y " + shape.str());
+      add(device_, a, b, a);  // y = a
+      EXPECT_EQ(a.values(), y.values());
+      EXPECT_TRUE(a.guards_intact());
+    }
+}
+
+TEST_P(ElementwiseTest, CastRoundsAsToBFloat16) {
+  for (const DType to : {DType::f32, DType::bf16})
+    for (const Shape& shape : kShapes) {
+      Operand x(dtype(), shape, 3), y(to, shape, 4);
+      x.random(1);
+      cast(device_, x, y);
+      for (size_t i = 0; i < x.values().size(); ++i) {
+        const float value = static_cast<float>(x.values()[i]);
+        const float expected = to == DType::f32 ? value : to_float(to_bfloat16(value));
+        EXPECT_EQ(y.values()[i], static_cast<double>(expected)) << i;
+      }
+      EXPECT_TRUE(y.guards_intact());
+    }
+}
+
+TEST_P(ElementwiseTest, FillSetsEveryElementAndNoOther) {
+  for (const Shape& shape : kShapes) {
+    Operand x(dtype(), shape, 3);
+    fill(device_, x, 1.5);
+    EXPECT_EQ(x.values(), std::vector<double>(static_cast<size_t>(shape.numel()), 1.5));
+    EXPECT_TRUE(x.guards_intact());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, ElementwiseTest, testing::Values(DType::f32, DType::bf16), test::type_name);
+
+TEST(Elementwise, CastOfSpecialValues) {
+  Device device(DeviceKind::cpu, 1);
+  // Ties on both sides of even, the largest fp32 (rounds to inf), inf, NaN with only low bits set, denormals; 9
+  // elements, so that the last go through the partial vector.
+  const std::vector<uint32_t> bits = {0x3f808000, 0x3f818000, 0x3f808001, 0x7f7fffff, 0x7f800000,
+                                      0x7f800001, 0xff800000, 0x00008000, 0xffffffff};
+  std::vector<float> x(9);
+  std::memcpy(x.data(), bits.data(), 36);
+  std::vector<BFloat16> y(9);
+  cast(device, Tensor(x.data(), DType::f32, Shape{9}), Tensor(y.data(), DType::bf16, Shape{9}));
+  for (size_t i = 0; i < 9; ++i) EXPECT_EQ(y[i].bits, to_bfloat16(x[i]).bits) << i;
+}
+
+TEST(Elementwise, FillAndCopyIntegers) {
+  Device device(DeviceKind::cpu, 1);
+  std::vector<int64_t> x(10), y(10);
+  const Tensor tx(x.data(), DType::i64, Shape{10}), ty(y.data(), DType::i64, Shape{10});
+  fill(device, tx, -3);
+  cast(device, tx, ty);
+  EXPECT_EQ(y, std::vector<int64_t>(10, -3));
+  std::vector<int32_t> z(4);
+  const Tensor tz(z.data(), DType::i32, Shape{4});
+  fill(device, tz, -1);
+  EXPECT_EQ(z, std::vector<int32_t>(4, -1));
+  EXPECT_THROW(fill(device, tz, 0.5), InternalError);
+  EXPECT_THROW(fill(device, tz, 2147483648.0), InternalError);
+  EXPECT_THROW(cast(device, tx, tz), InternalError);
+}
+
+TEST(Elementwise, ScaleAndSumOfSquares) {
+  Device device(DeviceKind::cpu, 2);
+  for (const int64_t n : {1, 3, 257, 200001}) {
+    Operand x(DType::f32, Shape{n});
+    x.random(1);
+    double expected = 0;
+    for (double value : x.values()) expected += value * value;
+    EXPECT_NEAR(sum_of_squares(device, x), expected, 1e-13 * expected) << n;
+    scale(device, x, -2);
+    EXPECT_NEAR(sum_of_squares(device, x), 4 * expected, 4e-13 * expected) << n;
+  }
+  Operand rows(DType::f32, Shape{3, 10}, 4);
+  rows.constant(3);
+  scale(device, rows, 0.5);
+  EXPECT_EQ(rows.values(), std::vector<double>(30, 1.5));
+  EXPECT_TRUE(rows.guards_intact());
+}
+
+TEST(Elementwise, SumOfSquaresNeitherOverflowsNorHides) {
+  Device device(DeviceKind::cpu, 1);
+  Operand x(DType::f32, Shape{1000});
+  x.constant(2e22);  // its square overflows fp32
+  EXPECT_NEAR(sum_of_squares(device, x) / 4e47, 1.0, 1e-6);
+  for (const double broken : {std::nan(""), std::numeric_limits<double>::infinity()})
+    for (const int64_t place : {0, 500, 999}) {
+      x.set([&](int64_t i) { return i == place ? broken : 1.0; });
+      EXPECT_FALSE(std::isfinite(sum_of_squares(device, x))) << place;
+    }
+}
+
+TEST(Elementwise, B106_ElementCountsPast32Bits) {
+  EXPECT_EQ((Shape{65536, 50304}.numel()), 3296722944);
+  EXPECT_EQ((Shape{64, 1024, 50257}.numel()), 3293642752);
+  EXPECT_EQ(Tensor(nullptr, DType::f32, Shape{65536, 50304}).bytes(), 4 * int64_t{3296722944});
+}
+
+TEST(Elementwise, B107_RowsTwoToTheThirtyElementsApart) {
+  Device device(DeviceKind::cpu, 2);
+  const int64_t row_stride = int64_t{1} << 30, columns = 67;
+  const DeviceMemory memory(device, (2 * row_stride + columns) * 4);
+  const Tensor far(memory.data(), DType::f32, Shape{3, columns}, Shape{row_stride, 1});
+  Operand x(DType::f32, Shape{3, columns}), back(DType::f32, Shape{3, columns}),
+      rounded(DType::bf16, Shape{3, columns});
+  x.random(1);
+  cast(device, x, far);
+  cast(device, far, back);
+  EXPECT_EQ(back.bytes(), x.bytes());
+  EXPECT_EQ(
+      std::memcmp(static_cast<char*>(memory.data()) + 2 * row_stride * 4, x.tensor().slice(0, 2, 3).raw(), columns * 4),
+      0);
+  cast(device, far, rounded);
+  add(device, far, far, far);
+  scale(device, far, 0.5);
+  EXPECT_EQ(ref::matrix_of(far).values, x.values());
+}
+
+TEST(Elementwise, RefusesWhatDoesNotFit) {
+  Device device(DeviceKind::dry, 1);
+  Operand a(DType::f32, Shape{2, 3}), b(DType::f32, Shape{3, 2});
+  EXPECT_THROW(add(device, a, b, a), InternalError);
+  EXPECT_THROW(cast(device, a, b), InternalError);
+  const Tensor transposed(a.tensor().raw(), DType::f32, Shape{3, 2}, Shape{1, 3});
+  EXPECT_THROW(cast(device, transposed, b), InternalError);
+  EXPECT_THROW(sum_of_squares(device, Tensor(a.tensor().raw(), DType::f32, Shape{2, 2}, Shape{3, 1})), InternalError);
+}
+
+}  // namespace
+}  // namespace farspan

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/embedding.h"
+
+#include "ops/bias.h"
+#include "ops/ref/layers.h"
+#include "tests/ops/operand.h"
+
+namespace farspan {
+namespace {
+
+using test::expect_close;
+using test::Operand;
+
+constexpr int64_t kVocabulary = 257;
+
+std::vector<int32_t> some_tokens(int64_t count) {
+  std::vector<int32_t> tokens;
+  for (int64_t t = 0; t < count; ++t) tokens.push_back(static_cast<int32_t>(t * t * 31 % kVocabulary % (count + 3)));
+  return tokens;
+}
+
+Tensor tensor_of(std::vector<int32_t>& tokens) {
+  return {tokens.data(), DType::i32, Shape{static_cast<int64_t>(tokens.size())}};
+}
+
+class EmbeddingTest : public test::BothTypes {};
+
+TEST_P(EmbeddingTest, MatchesReference) {
+  for (const int64_t count : {1, 3, 17})
+    for (const int64_t width : {10, 130}) {
+      std::vector<int32_t> tokens = some_tokens(count);
+      Operand weight(dtype(), Shape{kVocabulary, width}, 3), y(dtype(), Shape{count, width}, 5);
+      Operand d_y(dtype(), Shape{count, width}, 1), d_weight(DType::f32, Shape{kVocabulary, width});
+      weight.random(1), d_y.random(2), d_weight.random(3);
+      embedding_forward(device_, tensor_of(tokens), weight, y);
+      EXPECT_EQ(y.values(), ref::embedding_forward(tokens, weight.matrix()).values);
+      EXPECT_TRUE(y.guards_intact());
+      ref::Matrix expected = ref::embedding_backward(tokens, d_y.matrix(), kVocabulary);
+      for (size_t i = 0; i < expected.values.size(); ++i) expected.values[i] += d_weight.values()[i];
+      embedding_backward(device_, tensor_of(tokens), d_y, d_weight);
+      expect_close(d_weight, expected, "d_weight");
+    }
+}
+
+TEST_P(EmbeddingTest, BiasMatchesReference) {
+  for (const int64_t tokens : {1, 3, 17})
+    for (const int64_t width : {1, 10, 257}) {
+      Operand bias(dtype(), Shape{width}), y(dtype(), Shape{tokens, width}, 4), d_bias(DType::f32, Shape{width});
+      bias.random(1), y.random(2), d_bias.random(3);
+      ref::Matrix expected = y.matrix(), expected_d = ref::column_sums(y.matrix());
+      for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t i = 0; i < width; ++i) expected.at(t, i) += bias.values()[static_cast<size_t>(i)];
+      for (int64_t i = 0; i < width; ++i) expected_d.at(0, i) += d_bias.values()[static_cast<size_t>(i)];
+      bias_backward(device_, y, d_bias);
+      expect_close(d_bias, expected_d, "d_bias");
+      bias_add(device_, bias, y);
+      expect_close(y, expected, "y");
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, EmbeddingTest, testing::Values(DType::f32, DType::bf16), test::type_name);
+
+TEST(Embedding, RefusesTokensOutsideTheVocabulary) {
+  Device device(DeviceKind::cpu, 1);
+  Operand weight(DType::f32, Shape{kVocabulary, 4}), y(DType::f32, Shape{3, 4}),
+      d_weight(DType::f32, Shape{kVocabulary, 4});
+  weight.random(1), y.random(2), d_weight.constant(0);
+  for (const int32_t bad : {static_cast<int32_t>(kVocabulary), -1}) {
+    std::vector<int32_t> tokens = {0, 1, bad};
+    try {
+      embedding_forward(device, tensor_of(tokens), weight, y);
+      FAIL() << "no exception for " << bad;
+    } catch (const DataError& error) {
+      EXPECT_NE(std::string(error.what()).find(fmt::format("token 2 has id {}", bad)), std::string::npos);
+    }
+    EXPECT_THROW(embedding_backward(device, tensor_of(tokens), y, d_weight), DataError);
+    EXPECT_EQ(d_weight.values(), std::vector<double>(kVocabulary * 4, 0.0)) << "nothing written before the refusal";
+  }
+}
+
+}  // namespace
+}  // namespace farspan

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/gemm.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "ops/cpu/gemm_problem.h"
+#include "ops/ref/gemm.h"
+#include "tests/ops/operand.h"
+
+namespace farspan {
+namespace {
+
+using test::expect_close;
+using test::Operand;
+
+struct Types {
+  DType operands, result;
+};
+
+ref::Matrix product(const ref::Matrix& a, bool ta, const ref::Matrix& b, bool tb, const ref::Matrix& start) {
+  ref::Matrix c = start;
+  const int64_t depth = ta ? a.rows : a.columns;
+  for (int64_t i = 0; i < c.rows; ++i)
+    for (int64_t j = 0; j < c.columns; ++j)
+      for (int64_t k = 0; k < depth; ++k) c.at(i, j) += (ta ? a.at(k, i) : a.at(i, k)) * (tb ? b.at(j, k) : b.at(k, j));
+  return c;
+}
+
+class GemmTest : public testing::TestWithParam<Types> {
+ protected:
+  void compare(int64_t m, int64_t n, int64_t k, bool ta, bool tb, Accumulate accumulate, int64_t padding) {
+    Operand a(GetParam().operands, ta ? Shape{k, m} : Shape{m, k}, padding);
+    Operand b(GetParam().operands, tb ? Shape{n, k} : Shape{k, n}, 2 * padding);
+    Operand c(GetParam().result, Shape{m, n}, 3 * padding);
+    a.random(1), b.random(2), c.random(3);
+    const bool adds = accumulate == Accumulate::yes;
+    const ref::Matrix expected = product(a.matrix(), ta, b.matrix(), tb, adds ? c.matrix() : ref::Matrix(m, n));
+    gemm(device_, a, ta ? Transpose::yes : Transpose::no, b, tb ? Transpose::yes : Transpose::no, c, accumulate);
+    expect_close(c, expected,
+                 fmt::format("({}, {}, {}) ta {} tb {} accumulate {} padding {}", m, n, k, ta, tb, adds, padding));
+  }
+
+  Device device_{DeviceKind::cpu, 2};
+};
+
+TEST_P(GemmTest, MatchesReference) {
+  const int64_t sizes[][3] = {{1, 1, 1}, {3, 10, 17}, {17, 257, 10}, {64, 48, 96}, {1, 257, 33}, {33, 1, 7}, {5, 9, 1}};
+  for (const auto& [m, n, k] : sizes)
+    for (const bool ta : {false, true})
+      for (const bool tb : {false, true})
+        for (const Accumulate accumulate : {Accumulate::no, Accumulate::yes})
+          for (const int64_t padding : {0, 5}) compare(m, n, k, ta, tb, accumulate, padding);
+}
+
+// Past the tile edge of the widened product in every dimension.
+TEST_P(GemmTest, MatchesReferenceAcrossTiles) {
+  compare(1031, 7, 19, false, true, Accumulate::yes, 3);
+  compare(9, 1030, 11, true, false, Accumulate::no, 3);
+  compare(5, 6, 2600, false, false, Accumulate::yes, 0);
+  compare(1027, 1029, 3, true, true, Accumulate::no, 1);
+}
+
+TEST_P(GemmTest, EmptySizes) {
+  Operand c(GetParam().result, Shape{2, 3}, 1);
+  c.constant(7);
+  const Tensor a(nullptr, GetParam().operands, Shape{2, 0}), b(nullptr, GetParam().operands, Shape{0, 3});
+  gemm(device_, a, Transpose::no, b, Transpose::no, c, Accumulate::yes);
+  EXPECT_EQ(c.values(), std::vector<double>(6, 7.0));
+  gemm(device_, a, Transpose::no, b, Transpose::no, c, Accumulate::no);
+  EXPECT_EQ(c.values(), std::vector<double>(6, 0.0));
+  EXPECT_TRUE(c.guards_intact());
+  Operand full(GetParam().operands, Shape{4, 3});
+  full.random(1);
+  const Tensor no_rows(nullptr, GetParam().operands, Shape{0, 4}), no_result(nullptr, GetParam().result, Shape{0, 3});
+  gemm(device_, no_rows, Transpose::no, full, Transpose::no, no_result, Accumulate::no);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, GemmTest,
+                         testing::Values(Types{DType::f32, DType::f32}, Types{DType::bf16, DType::f32},
+                                         Types{DType::bf16, DType::bf16}),
+                         [](const auto& types) {
+                           return std::string(name_of(types.param.operands)) + "_to_" +
+                                  std::string(name_of(types.param.result));
+                         });
+
+// The three products of a linear layer are one another's adjoints: <d_y, y(x, w)> = <d_x, x> = <d_w, w>.
+class LinearTest : public test::BothTypes {};
+
+TEST_P(LinearTest, ForwardAndBackwardAgree) {
+  const int64_t tokens = 17, in = 10, out = 33;
+  Operand x(dtype(), Shape{tokens, in}, 2), weight(dtype(), Shape{out, in}), d_y(dtype(), Shape{tokens, out}, 4);
+  Operand y(DType::f32, Shape{tokens, out}), d_x(DType::f32, Shape{tokens, in}), d_weight(DType::f32, Shape{out, in});
+  x.random(1), weight.random(2), d_y.random(3), d_x.random(4), d_weight.random(5);
+  const ref::Matrix d_x_before = d_x.matrix(), d_weight_before = d_weight.matrix();
+
+  linear_forward(device_, x, weight, y);
+  linear_backward_input(device_, d_y, weight, d_x, Accumulate::yes);
+  linear_backward_weight(device_, d_y, x, d_weight);
+  expect_close(y, product(x.matrix(), false, weight.matrix(), true, ref::Matrix(tokens, out)), "y");
+  expect_close(d_x, product(d_y.matrix(), false, weight.matrix(), false, d_x_before), "d_x");
+  expect_close(d_weight, product(d_y.matrix(), true, x.matrix(), false, d_weight_before), "d_weight");
+
+  linear_backward_input(device_, d_y, weight, d_x, Accumulate::no);
+  expect_close(d_x, product(d_y.matrix(), false, weight.matrix(), false, ref::Matrix(tokens, in)), "d_x overwritten");
+}
+INSTANTIATE_TEST_SUITE_P(Types, LinearTest, testing::Values(DType::f32, DType::bf16), test::type_name);
+
+// Every implementation that takes a problem computes the same product; the reference, which takes all, does too.
+TEST(Gemm, ImplementationsAgree) {
+  EXPECT_EQ(gemm_implementations(), (std::vector<std::string>{"onednn", "onednn_widened", "reference"}));
+  Device device(DeviceKind::cpu, 2);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    Operand a(dtype, Shape{17, 40}), b(dtype, Shape{40, 23});
+    a.random(1), b.random(2);
+    const ref::Matrix expected = product(a.matrix(), false, b.matrix(), false, ref::Matrix(17, 23));
+    for (const auto run : {cpu::gemm_onednn, cpu::gemm_widened}) {
+      Operand c(DType::f32, Shape{17, 23});
+      cpu::GemmProblem problem;
+      problem.m = 17;
+      problem.n = 23;
+      problem.k = 40;
+      problem.a = {a.tensor().raw(), 40, 1};
+      problem.b = {b.tensor().raw(), 23, 1};
+      problem.operand_dtype = dtype;
+      problem.c = c.tensor().raw();
+      problem.c_row_stride = 23;
+      const cpu::GemmOutcome outcome = run(device, problem);
+      EXPECT_FALSE(outcome.detail.empty());
+      if (outcome.ran) expect_close(c, expected, outcome.detail);
+      // On x86-64 one of the two library paths always runs.
+      const bool must_run = run == (dtype == DType::f32 ? cpu::gemm_onednn : cpu::gemm_widened);
+      EXPECT_TRUE(outcome.ran || !must_run) << outcome.detail;
+      c.constant(0);
+      ref::gemm_rows(problem, 0, 17);
+      expect_close(c, expected, "reference");
+    }
+  }
+}
+
+TEST(Gemm, RefusesWhatDoesNotFit) {
+  Device device(DeviceKind::dry, 1);
+  Operand a(DType::f32, Shape{2, 3}), b(DType::f32, Shape{4, 5}), half(DType::bf16, Shape{3, 5}),
+      c(DType::f32, Shape{2, 5});
+  EXPECT_THROW(gemm(device, a, Transpose::no, b, Transpose::no, c, Accumulate::no), InternalError);
+  EXPECT_THROW(gemm(device, a, Transpose::no, half, Transpose::no, c, Accumulate::no), InternalError);
+  const Tensor columns(b.tensor().raw(), DType::f32, Shape{3, 4}, Shape{1, 3});
+  Operand d(DType::f32, Shape{2, 4});
+  EXPECT_THROW(gemm(device, a, Transpose::no, columns, Transpose::no, d, Accumulate::no), InternalError);
+}
+
+}  // namespace
+}  // namespace farspan

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/optimizer_step.h"
+
+#include "ops/ref/optimizer_step.h"
+#include "tests/ops/operand.h"
+
+namespace farspan {
+namespace {
+
+using test::expect_close;
+using test::Operand;
+
+// One weight through one step at a time.
+struct OneWeight {
+  explicit OneWeight(double value) { weight.set({value}), m.set({0}), v.set({0}); }
+  double step(const AdamWStep& adamw, double g) {
+    gradient.set({g});
+    adamw_step(device, adamw, gradient, weight, m, v, Tensor());
+    return weight.values()[0];
+  }
+  Device device{DeviceKind::cpu, 1};
+  Operand gradient{DType::f32, Shape{1}}, weight{DType::f32, Shape{1}}, m{DType::f32, Shape{1}},
+      v{DType::f32, Shape{1}};
+};
+
+TEST(OptimizerStep, B071_EpsilonIsAddedAfterBiasCorrection) {
+  OneWeight one(2.0);
+  EXPECT_NEAR(one.step({.lr = 0.1, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .step = 1}, 3e-8), 1.925, 1e-6);
+}
+
+TEST(OptimizerStep, B072_DecayComesBeforeTheUpdate) {
+  OneWeight one(2.0);
+  AdamWStep adamw{.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.2, .step = 1};
+  EXPECT_NEAR(one.step(adamw, 0.5), 1.860000, 1e-6);
+  adamw.step = 2;
+  EXPECT_NEAR(one.step(adamw, -0.25), 1.795963, 1e-6);
+}
+
+TEST(OptimizerStep, B073_ZeroGradientLeavesWeightsToTheDecayAlone) {
+  Device device(DeviceKind::cpu, 2);
+  Operand gradient(DType::f32, Shape{257}), weight(DType::f32, Shape{257}), m(DType::f32, Shape{257}),
+      v(DType::f32, Shape{257});
+  gradient.constant(0), weight.random(1), m.constant(0), v.constant(0);
+  const std::vector<double> before = weight.values();
+  adamw_step(device, {.lr = 0.1, .weight_decay = 0}, gradient, weight, m, v, Tensor());
+  EXPECT_EQ(weight.values(), before) << "no decay: not one bit moves";
+  adamw_step(device, {.lr = 0.1, .weight_decay = 0.1}, gradient, weight, m, v, Tensor());
+  for (size_t i = 0; i < before.size(); ++i)
+    EXPECT_NEAR(weight.values()[i], 0.99 * before[i], 1.2e-7 * std::abs(before[i]));
+}
+
+TEST(OptimizerStep, AdamWMatchesReferenceOverSteps) {
+  Device device(DeviceKind::cpu, 2);
+  for (const int64_t n : {1, 3, 17, 257}) {
+    Operand gradient(DType::f32, Shape{n}), weight(DType::f32, Shape{n}), m(DType::f32, Shape{n}),
+        v(DType::f32, Shape{n});
+    Operand compute(DType::bf16, Shape{n});
+    weight.random(1), m.constant(0), v.constant(0);
+    ref::Matrix expected = weight.matrix(), expected_m = m.matrix(), expected_v = v.matrix();
+    for (int64_t step = 1; step <= 5; ++step) {
+      gradient.random(static_cast<uint64_t>(10 + step), 1e-3);
+      const AdamWStep adamw{.lr = 3e-3, .weight_decay = 0.1, .step = step, .gradient_scale = 0.3};
+      ref::adamw_step(adamw, gradient.matrix(), expected, expected_m, expected_v);
+      adamw_step(device, adamw, gradient, weight, m, v, compute);
+    }
+    expect_close(weight, expected, "weight");
+    expect_close(m, expected_m, "m");
+    expect_close(v, expected_v, "v");
+    for (size_t i = 0; i < static_cast<size_t>(n); ++i)
+      EXPECT_EQ(compute.values()[i],
+                static_cast<double>(to_float(to_bfloat16(static_cast<float>(weight.values()[i])))));
+  }
+}
+
+TEST(OptimizerStep, SgdMatchesReference) {
+  Device device(DeviceKind::cpu, 2);
+  Operand gradient(DType::f32, Shape{3, 10}), weight(DType::f32, Shape{3, 10}), compute(DType::bf16, Shape{3, 10});
+  gradient.random(1), weight.random(2);
+  const SgdStep sgd{.lr = 0.5, .weight_decay = 0.1, .gradient_scale = 0.7};
+  ref::Matrix expected = weight.matrix();
+  ref::sgd_step(sgd, gradient.matrix(), expected);
+  sgd_step(device, sgd, gradient, weight, compute);
+  expect_close(weight, expected, "weight");
+  expect_close(compute, expected, "compute_weight");
+}
+
+TEST(OptimizerStep, RefusesWhatDoesNotFit) {
+  Device device(DeviceKind::dry, 1);
+  Operand a(DType::f32, Shape{4}), b(DType::f32, Shape{5});
+  EXPECT_THROW(adamw_step(device, {}, b, a, a, a, Tensor()), InternalError);
+  EXPECT_THROW(adamw_step(device, {}, a, a, a, a, b), InternalError);
+  EXPECT_THROW(adamw_step(device, {.step = 0}, a, a, a, a, Tensor()), InternalError);
+}
+
+}  // namespace
+}  // namespace farspan

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/rms_norm.h"
+
+#include "ops/ref/layers.h"
+#include "tests/ops/operand.h"
+
+namespace farspan {
+namespace {
+
+using test::expect_close;
+using test::Operand;
+
+constexpr double kEpsilon = 1e-5;
+
+// Token norms (T, H), and head norms (T, A, D) inside a wider row.
+const std::vector<Shape> kShapes = {{1, 10}, {3, 257}, {17, 10}, {70, 33}, {5, 3, 10}, {17, 4, 16}, {3, 1, 1}};
+
+Shape rows_of(const Shape& shape) { return shape.rank() == 2 ? Shape{shape[0]} : Shape{shape[0], shape[1]}; }
+
+class RmsNormTest : public test::BothTypes {};
+
+TEST_P(RmsNormTest, ForwardMatchesReference) {
+  for (const DType weight_dtype : {DType::f32, dtype()})
+    for (const Shape& shape : kShapes)
+      for (const int64_t padding : {0, 7}) {
+        Operand x(dtype(), shape, padding), weight(weight_dtype, Shape{shape[-1]}), y(dtype(), shape, 2 * padding);
+        Operand rstd(DType::f32, rows_of(shape));
+        x.random(1), weight.random(2);
+        rms_norm_forward(device_, x, weight, kEpsilon, y, rstd);
+        const auto expected = ref::rms_norm_forward(x.matrix(), weight.matrix(), kEpsilon);
+        expect_close(y, expected.y, "y " + shape.str());
+        expect_close(rstd, expected.rstd, "rstd " + shape.str());
+        rms_norm_forward(device_, x, weight, kEpsilon, x, rstd);  // y = x
+        EXPECT_EQ(x.values(), y.values()) << "in place, " << shape.str();
+      }
+}
+
+TEST_P(RmsNormTest, BackwardMatchesReference) {
+  for (const Shape& shape : kShapes)
+    for (const int64_t padding : {0, 7}) {
+      Operand x(dtype(), shape, padding), weight(dtype(), Shape{shape[-1]}), d_y(dtype(), shape, 3 * padding);
+      Operand y(dtype(), shape), rstd(DType::f32, rows_of(shape));
+      Operand d_x(dtype(), shape, padding), d_weight(DType::f32, Shape{shape[-1]});
+      x.random(1), weight.random(2), d_y.random(3), d_x.random(4), d_weight.random(5);
+      rms_norm_forward(device_, x, weight, kEpsilon, y, rstd);
+
+      auto expected = ref::rms_norm_backward(d_y.matrix(), x.matrix(), weight.matrix(), kEpsilon);
+      ref::Matrix added = expected.d_x, added_weight = expected.d_weight;
+      for (size_t i = 0; i < added.values.size(); ++i) added.values[i] += d_x.values()[i];
+      for (size_t i = 0; i < added_weight.values.size(); ++i) added_weight.values[i] += d_weight.values()[i];
+      rms_norm_backward(device_, d_y, x, weight, rstd, d_x, Accumulate::yes, d_weight);
+      expect_close(d_x, added, "d_x added, " + shape.str());
+      expect_close(d_weight, added_weight, "d_weight added, " + shape.str());
+
+      d_weight.constant(0);
+      rms_norm_backward(device_, d_y, x, weight, rstd, d_y, Accumulate::no, d_weight);  // d_x = d_y
+      expect_close(d_y, expected.d_x, "d_x in place, " + shape.str());
+      expect_close(d_weight, expected.d_weight, "d_weight, " + shape.str());
+    }
+}
+
+TEST_P(RmsNormTest, TokenTilesAddUpToTheWhole) {
+  Operand x(dtype(), Shape{100, 33}), weight(dtype(), Shape{33}), d_y(dtype(), Shape{100, 33}),
+      d_x(dtype(), Shape{100, 33});
+  Operand rstd(DType::f32, Shape{100}), d_weight(DType::f32, Shape{33});
+  x.random(1), weight.random(2), d_y.random(3), d_weight.constant(0);
+  rms_norm_forward(device_, x, weight, kEpsilon, d_x, rstd);
+  for (int64_t begin = 0; begin < 100; begin += 30) {
+    const int64_t end = std::min<int64_t>(100, begin + 30);
+    const auto tile = [&](const Tensor& tensor) { return tensor.slice(0, begin, end); };
+    rms_norm_backward(device_, tile(d_y), tile(x), weight, tile(rstd), tile(d_x), Accumulate::no, d_weight);
+  }
+  const auto expected = ref::rms_norm_backward(d_y.matrix(), x.matrix(), weight.matrix(), kEpsilon);
+  expect_close(d_x, expected.d_x, "d_x");
+  expect_close(d_weight, expected.d_weight, "d_weight");
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, RmsNormTest, testing::Values(DType::f32, DType::bf16), test::type_name);
+
+TEST(RmsNorm, ReferenceBackwardIsTheDerivative) {
+  Operand x(DType::f32, Shape{3, 10}), weight(DType::f32, Shape{10}), d_y(DType::f32, Shape{3, 10});
+  x.random(1), weight.random(2), d_y.random(3);
+  const auto gradients = ref::rms_norm_backward(d_y.matrix(), x.matrix(), weight.matrix(), kEpsilon);
+  const auto by_x = [&](const ref::Matrix& m) { return ref::rms_norm_forward(m, weight.matrix(), kEpsilon).y; };
+  const auto by_weight = [&](const ref::Matrix& m) { return ref::rms_norm_forward(x.matrix(), m, kEpsilon).y; };
+  expect_close(gradients.d_x.values, test::numeric_gradient(x.matrix(), d_y.matrix(), by_x), test::kNumericTolerance,
+               "d_x");
+  expect_close(gradients.d_weight.values, test::numeric_gradient(weight.matrix(), d_y.matrix(), by_weight),
+               test::kNumericTolerance, "d_weight");
+}
+
+// The second row's address is 2^30 elements away, the third's 2^31: beyond 32 bits in bytes and in elements.
+TEST(RmsNorm, B107_RowsTwoToTheThirtyElementsApart) {
+  Device device(DeviceKind::cpu, 2);
+  const int64_t row_stride = int64_t{1} << 30, columns = 67;
+  const DeviceMemory memory(device, (2 * row_stride + columns) * 4);
+  const Tensor far(memory.data(), DType::f32, Shape{3, columns}, Shape{row_stride, 1});
+  Operand x(DType::f32, Shape{3, columns}), weight(DType::f32, Shape{columns}), y(DType::f32, Shape{3, columns});
+  Operand rstd(DType::f32, Shape{3}), far_rstd(DType::f32, Shape{3});
+  x.random(1), weight.random(2);
+  for (int64_t row = 0; row < 3; ++row)
+    std::memcpy(far.slice(0, row, row + 1).raw(), x.tensor().slice(0, row, row + 1).raw(), columns * 4);
+  rms_norm_forward(device, x, weight, kEpsilon, y, rstd);
+  rms_norm_forward(device, far, weight, kEpsilon, far, far_rstd);
+  EXPECT_EQ(ref::matrix_of(far).values, y.values());
+  EXPECT_EQ(far_rstd.bytes(), rstd.bytes());
+}
+
+}  // namespace
+}  // namespace farspan
