@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Block attention beside the machine's own speed: every case reports GFLOP/s counted on visible pairs only, and its ratio to
-// an fp32 GEMM of 2048 x 2048 x 2048 by oneDNN, timed just before on as many threads.
-#include <benchmark/benchmark.h>
-
+// Block attention beside the machine's own speed: every case reports GFLOP/s counted on visible pairs only, and its
+// ratio to an fp32 GEMM of 2048 x 2048 x 2048 by oneDNN, timed just before on as many threads.
 #include <algorithm>
+#include <benchmark/benchmark.h>
 #include <chrono>
 #include <cmath>
 #include <dnnl.hpp>
@@ -59,9 +58,7 @@ class Values {
     if (dtype == DType::bf16)
       for (float x : f32_) bf16_.push_back(to_bfloat16(x));
   }
-  Tensor tensor() {
-    return {dtype_ == DType::f32 ? static_cast<void*>(f32_.data()) : bf16_.data(), dtype_, shape_};
-  }
+  Tensor tensor() { return {dtype_ == DType::f32 ? static_cast<void*>(f32_.data()) : bf16_.data(), dtype_, shape_}; }
 
  private:
   Shape shape_;

@@ -7,6 +7,7 @@
 #include <array>
 #include <fmt/format.h>
 #include <map>
+#include <set>
 
 #include "base/error.h"
 #include "base/nearest_name.h"
@@ -80,6 +81,7 @@ class FlagTexts {
   }
 
   void parse(std::vector<std::string> arguments) {
+    require_values(arguments);
     std::reverse(arguments.begin(), arguments.end());  // the order in which CLI11 wants them
     try {
       app_.parse(arguments);
@@ -110,7 +112,22 @@ class FlagTexts {
     if (stands_alone) {
       app_.add_flag(flag, texts)->take_all();
     } else {
+      valued_.insert(flag);
       app_.add_option(flag, texts)->take_all()->allow_extra_args(false);
+    }
+  }
+
+  // CLI11 would take the next flag for the value of one that has none.
+  void require_values(const std::vector<std::string>& arguments) const {
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (!valued_.contains(arguments[i])) continue;
+      const bool last = i + 1 == arguments.size();
+      if (!last && !texts_.contains(arguments[i + 1].substr(0, arguments[i + 1].find('=')))) {
+        ++i;
+        continue;
+      }
+      throw ConfigError(fmt::format("{} needs a value, found {}; write {} VALUE", arguments[i],
+                                    last ? "nothing" : "the flag " + arguments[i + 1], arguments[i]));
     }
   }
 
@@ -126,6 +143,7 @@ class FlagTexts {
   CLI::App app_;
   std::vector<std::string> positionals_;
   std::map<std::string, std::vector<std::string>> texts_;
+  std::set<std::string> valued_;  // flags that a value must follow
 };
 
 // A number after one of the options that are not configuration keys.

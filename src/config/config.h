@@ -135,9 +135,10 @@ struct CommunicationConfig {
 };
 
 struct OutputConfig {
-  std::string save;           // checkpoints go here; empty: DIR/checkpoints of the run's output folder
-  int64_t save_interval = 0;  // steps between checkpoints; 0: only at the end
-  std::string load;           // start from this checkpoint
+  std::string save;                // checkpoints go here; empty: DIR/checkpoints of the run's output folder
+  int64_t save_interval = 0;       // steps between checkpoints; 0: only at the end
+  std::string load;                // start from this checkpoint
+  bool load_weights_only = false;  // with load: weights alone, from step 0 with a fresh optimizer
   bool tensorboard = false;
   bool trace = false;
   int64_t keep = 0;  // how many checkpoints to keep; 0: all

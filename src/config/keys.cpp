@@ -227,6 +227,8 @@ std::vector<Key> output_keys() {
       key("output", "save_interval", "steps between checkpoints; 0: only at the end", kOutput,
           &OutputConfig::save_interval),
       key("output", "load", "checkpoint to start from", kOutput, &OutputConfig::load),
+      key("output", "load_weights_only", "with load: weights alone, from step 0 with a fresh optimizer", kOutput,
+          &OutputConfig::load_weights_only),
       key("output", "tensorboard", "write TensorBoard event files", kOutput, &OutputConfig::tensorboard),
       key("output", "trace", "write a Chrome trace of each rank", kOutput, &OutputConfig::trace),
       key("output", "keep", "checkpoints to keep; 0: all", kOutput, &OutputConfig::keep),

@@ -37,10 +37,9 @@ void refuse_process_launchers(const std::function<const char*(const char*)>& var
     const int64_t processes = count_of(variable(name));
     if (processes > 1) refuse(launcher, name, processes);
   }
-  // Without the step's own count, a task number above 0 still tells that other tasks exist.
+  // A task number above 0 tells of other tasks even where the step's own count is missing.
   const int64_t tasks = count_of(variable("SLURM_NTASKS"));
-  const bool in_step = variable("SLURM_STEP_NUM_TASKS") != nullptr;
-  if (!in_step && tasks > 1 && count_of(variable("SLURM_PROCID")) > 0) refuse("srun", "SLURM_NTASKS", tasks);
+  if (tasks > 1 && count_of(variable("SLURM_PROCID")) > 0) refuse("srun", "SLURM_NTASKS", tasks);
 }
 
 }  // namespace farspan

@@ -333,6 +333,9 @@ ResolvedSizes resolve(Config& config, int world_size, ResolveScope scope) {
   check_positive("distributed_timeout_seconds", config.communication.distributed_timeout_seconds, reasons);
   size_fits("save_interval", config.output.save_interval, 0, reasons);
   size_fits("keep", config.output.keep, 0, reasons);
+  if (config.output.load_weights_only && config.output.load.empty()) {
+    reasons.add("load_weights_only true does nothing without load; name a checkpoint in load, or use false");
+  }
   refuse_absent_features(config, reasons);
   reasons.throw_if_any();
 

@@ -181,14 +181,19 @@ void FileDataset::read(const Row& row, Span span, std::span<int32_t> tokens, std
   const Span positions{std::min(held.begin + span.begin, held.end), std::min(held.begin + span.end, held.end)};
   const auto real = static_cast<size_t>(positions.length());  // the rest is padding
 
-  read_stream(positions.begin, tokens.first(real));
   std::fill(tokens.begin() + real, tokens.end(), 0);
-  if (labels.empty()) return;
+  if (labels.empty() || real == 0) {
+    read_stream(positions.begin, tokens.first(real));
+    std::fill(labels.begin(), labels.end(), kIgnoredLabel);
+    return;
+  }
 
+  // One token more than asked for is the last label; at the end of the stream there is none.
+  std::vector<int32_t> stream(real + (index_.has_target(positions.end - 1) ? 1 : 0));
+  read_stream(positions.begin, stream);
+  std::copy_n(stream.begin(), real, tokens.begin());
+  std::copy(stream.begin() + 1, stream.end(), labels.begin());
   std::fill(labels.begin() + real, labels.end(), kIgnoredLabel);
-  if (real == 0) return;
-  std::copy(tokens.begin() + 1, tokens.begin() + real, labels.begin());
-  if (index_.has_target(positions.end - 1)) read_stream(positions.end, labels.subspan(real - 1, 1));
   ignore_labels_without_target(positions, labels.first(real));
 }
 

@@ -38,16 +38,18 @@ SourceFile::SourceFile(std::string path) : path_(std::move(path)), in_memory_(pa
   if (in_memory_) {
     contents_ = read_gzip(path_);
     size_ = static_cast<int64_t>(contents_.size());
-  } else {
-    stamp_ = stamp_of(Descriptor(path_).get(), path_);
-    size_ = stamp_.size;
+    look_at(std::span(contents_).first(static_cast<size_t>(std::min(size_, kHeadBytes))));
+    return;
   }
-  look_at_head();
+  const Descriptor file(path_);
+  stamp_ = stamp_of(file.get(), path_);
+  size_ = stamp_.size;
+  std::vector<uint8_t> head(static_cast<size_t>(std::min(size_, kHeadBytes)));
+  read_from(file.get(), 0, head);
+  look_at(head);
 }
 
-void SourceFile::look_at_head() {
-  std::vector<uint8_t> head(static_cast<size_t>(std::min(size_, kHeadBytes)));
-  read(0, head);
+void SourceFile::look_at(std::span<const uint8_t> head) {
   looks_binary_ = std::find(head.begin(), head.end(), uint8_t{0}) != head.end();
   head_hash_ = name_hash({reinterpret_cast<const char*>(head.data()), head.size()});
 }
@@ -74,8 +76,12 @@ void SourceFile::read(int64_t offset, std::span<uint8_t> out) const {
         fmt::format("'{}' has changed since it was opened ({} bytes then, {} now); start again with the data "
                     "at rest",
                     path_, stamp_.size, now.size));
+  read_from(file.get(), offset, out);
+}
+
+void SourceFile::read_from(int descriptor, int64_t offset, std::span<uint8_t> out) const {
   while (!out.empty()) {
-    const ssize_t got = ::pread(file.get(), out.data(), out.size(), offset);
+    const ssize_t got = ::pread(descriptor, out.data(), out.size(), offset);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw DataError(fmt::format("cannot read '{}' at byte {}: {}", path_, offset, std::strerror(errno)));
     if (got == 0) throw DataError(fmt::format("'{}' ends at byte {}, expected {}", path_, offset, size_));

@@ -37,7 +37,8 @@ class SourceFile {
   };
   static Stamp stamp_of(int descriptor, const std::string& path);
 
-  void look_at_head();
+  void read_from(int descriptor, int64_t offset, std::span<uint8_t> out) const;
+  void look_at(std::span<const uint8_t> head);
 
   std::string path_;
   int64_t size_ = 0;

@@ -13,22 +13,34 @@ std::vector<int64_t> Job::planned_bytes() const {
   return bytes;
 }
 
+namespace {
+
+// Resolved, and with the tokenizer's vocabulary where the configuration gives none.
+ResolvedSizes resolve_with_vocabulary(Config& config, int world_size) {
+  ResolvedSizes sizes = resolve(config, world_size);
+  if (config.model.vocab_size > 0) return sizes;
+  config.model.vocab_size = Tokenizer::from_name(config.data.tokenizer).vocab_size();
+  config.origins["model.vocab_size"] = "tokenizer";
+  return resolve(config, world_size);
+}
+
+}  // namespace
+
 Job make_job(Config config, int world_size, RunKind kind, JobData data) {
-  Job job;
-  job.kind = kind;
-  job.sizes = resolve(config, world_size);
-  if (config.model.vocab_size == 0) {
-    config.model.vocab_size = Tokenizer::from_name(config.data.tokenizer).vocab_size();
-    config.origins["model.vocab_size"] = "tokenizer";
-    job.sizes = resolve(config, world_size);
-  }
-  job.config = std::move(config);
-  if (data == JobData::open) {
-    job.dataset = Dataset::open(job.config.data, job.config.model.vocab_size);
-    if (job.dataset->rows(Split::held_out) == 0) job.config.training.eval_iters = 0;
-  }
+  const ResolvedSizes sizes = resolve_with_vocabulary(config, world_size);
+  if (data == JobData::open)
+    return make_job(config, world_size, kind, Dataset::open(config.data, config.model.vocab_size));
+  Job job = {.config = std::move(config), .sizes = sizes, .kind = kind, .dataset = nullptr, .records = {}};
   job.records = record_ranks(job.config, job.sizes, kind);
-  if (data == JobData::open) check_fits(job.config, job.records);
+  return job;
+}
+
+Job make_job(Config config, int world_size, RunKind kind, std::shared_ptr<const Dataset> dataset) {
+  const ResolvedSizes sizes = resolve_with_vocabulary(config, world_size);
+  if (dataset->rows(Split::held_out) == 0) config.training.eval_iters = 0;
+  Job job = {.config = std::move(config), .sizes = sizes, .kind = kind, .dataset = std::move(dataset), .records = {}};
+  job.records = record_ranks(job.config, job.sizes, kind);
+  check_fits(job.config, job.records);
   return job;
 }
 

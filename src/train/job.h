@@ -30,6 +30,9 @@ enum class JobData { open, none };
 // Throws ConfigError, DataError or MemoryError (the plan does not fit; not checked with JobData::none).
 Job make_job(Config config, int world_size, RunKind kind, JobData data);
 
+// The same with a dataset at hand.
+Job make_job(Config config, int world_size, RunKind kind, std::shared_ptr<const Dataset> dataset);
+
 // Starts the job's ranks and runs `body` on each, in its own arena laid out by the plan. Rethrows the first failure.
 void run_job(const Job& job, const std::function<void(RankTrainer& trainer, ThreadWorld& world)>& body);
 

@@ -81,6 +81,8 @@ void RankTrainer::record_evaluation() {
   evaluate_micro_batch(longest_rows(), &targets);
 }
 
+void RankTrainer::record_generation() { next_token_logits(longest_rows().front()); }
+
 void RankTrainer::initialise_weights() {
   Device& device = *context_.device;
   fill(device, state_.master.tensor(), 0);  // the padding between parameters too
@@ -203,6 +205,17 @@ BatchTotals RankTrainer::evaluate(Split split, int64_t batches) {
                 "evaluation: the ranks hold {} targets, the rows {}", sums[1], totals.targets);
   if (totals.targets > 0) totals.loss = sums[0] / sums[1];
   return totals;
+}
+
+std::vector<float> RankTrainer::next_token_logits(const Row& row) {
+  FARSPAN_CHECK(layout_.cp() == 1 && config_.training.micro_batch_size == 1, "generation: one rank and one row");
+  const ProgramScope program(*context_.arena, "generate");
+  const LoadedBatch loaded = loader_.load(*context_.device, *context_.arena, {&row, 1});
+  const Buffer logits = layers_.take_f32("generate.logits", {config_.model.vocab_size}, Purpose::workspace);
+  transformer_logits(layers_, weights_, loaded.batch, row.length - 1, logits.tensor());
+  if (context_.device->dry()) return {};
+  const float* values = logits.tensor().data<float>();
+  return std::vector<float>(values, values + logits.tensor().numel());
 }
 
 }  // namespace farspan

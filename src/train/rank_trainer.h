@@ -24,7 +24,7 @@
 namespace farspan {
 
 // What a rank is made for; decides what is resident and which programs are planned.
-enum class RunKind { train, evaluate };
+enum class RunKind { train, evaluate, generate };
 
 // What one global batch held, summed over all ranks.
 struct BatchTotals {
@@ -52,6 +52,7 @@ class RankTrainer {
   void record_micro_batch();
   void record_update();
   void record_evaluation();
+  void record_generation();
 
   void initialise_weights();
   // After master weights were written from outside: refreshes the bf16 copy.
@@ -63,6 +64,9 @@ class RankTrainer {
   StepReport train_step(int64_t step, bool stop);
   // Mean loss over the first `batches` global batches of a split, read in order; fewer when the split is shorter.
   BatchTotals evaluate(Split split, int64_t batches);
+
+  // Logits of the token that follows the row's last one. One rank only.
+  std::vector<float> next_token_logits(const Row& row);
 
   const ParameterTable& parameters() const { return table_; }
   WeightState& weights() { return state_; }

@@ -58,7 +58,9 @@ RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int ran
       record.micro_batch = measure(context, [&] { trainer.record_micro_batch(); });
       record.update = measure(context, [&] { trainer.record_update(); });
     }
-    if (kind == RunKind::evaluate || config.training.eval_iters > 0) trainer.record_evaluation();
+    if (kind == RunKind::evaluate || (kind == RunKind::train && config.training.eval_iters > 0))
+      trainer.record_evaluation();
+    if (kind == RunKind::generate) trainer.record_generation();
     record.memory = arena.plan();
   }
   return record;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How good the numbers are: cutting a row into blocks, long sums, and gradients against finite differences.
 #include <gtest/gtest.h>
-
 #include <numeric>
 
 #include "tests/ops/attention_case.h"
@@ -89,9 +88,10 @@ double objective(const Problem& p) {
 
 // Central differences of `objective` in each element of `values`, a part of `p`.
 void expect_gradient(Problem& p, std::vector<float>& values, const std::vector<float>& gradient) {
-  const double largest = std::abs(*std::max_element(gradient.begin(), gradient.end(),
-                                                    [](float a, float b) { return std::abs(a) < std::abs(b); }));
-  // A power of two, so that x + h and x - h lie evenly about x; the error is then h^2 times a third derivative of order 1.
+  const double largest = std::abs(
+      *std::max_element(gradient.begin(), gradient.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }));
+  // A power of two, so that x + h and x - h lie evenly about x; the error is then h^2 times a third derivative of
+  // order 1.
   constexpr float kStep = 1.0f / 1024;
   for (size_t i = 0; i < values.size(); ++i) {
     const float x = values[i];

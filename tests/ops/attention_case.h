@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the attention tests share: random problems in either dtype, masks by name, a dense fp64 oracle written apart from
-// the code under test, and one call that runs an implementation over any cut of the keys into blocks.
+// What the attention tests share: random problems in either dtype, masks by name, a dense fp64 oracle written apart
+// from the code under test, and one call that runs an implementation over any cut of the keys into blocks.
 #pragma once
-
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <gtest/gtest.h>
 #include <limits>
 #include <string>
 #include <vector>
@@ -85,8 +84,7 @@ inline Mask scattered(int64_t n, int64_t m) {
 
 inline int64_t visible_pairs(const Mask& mask, int64_t m) {
   int64_t pairs = 0;
-  for (const Interval& v : mask)
-    pairs += std::max<int64_t>(0, std::min(v.hi, m) - std::max<int64_t>(v.lo, 0));
+  for (const Interval& v : mask) pairs += std::max<int64_t>(0, std::min(v.hi, m) - std::max<int64_t>(v.lo, 0));
   return pairs;
 }
 
@@ -122,7 +120,8 @@ inline Problem random_problem(const Sizes& s, const Mask& mask, DType dtype) {
           random_values("d_out", q, dtype)};
 }
 
-// All queries zero and value of key t filled with t: out is the mean of the visible positions, lse the log of their number.
+// All queries zero and value of key t filled with t: out is the mean of the visible positions, lse the log of their
+// number.
 inline Problem uniform_probe(const Sizes& s, const Mask& mask, DType dtype) {
   Problem p = random_problem(s, mask, dtype);
   std::fill(p.query.begin(), p.query.end(), 0.0f);
@@ -250,7 +249,7 @@ class Tensors {
 
 struct RunOptions {
   int threads = 1;
-  std::vector<KeySpan> blocks;  // in the order attended to; empty: one block of all keys
+  std::vector<KeySpan> blocks = {};  // in the order attended to; empty: one block of all keys
 };
 
 inline Tensor f32_tensor(std::vector<float>& data, Shape shape) { return {data.data(), DType::f32, shape}; }
@@ -297,7 +296,8 @@ inline Results<float> run(const AttentionImplementation& implementation, const P
   return r;
 }
 
-// Largest difference over the largest expected magnitude; equal infinities differ by nothing. NaN when any value is NaN.
+// Largest difference over the largest expected magnitude; equal infinities differ by nothing. NaN when any value is
+// NaN.
 inline double relative_error(const std::vector<float>& found, const std::vector<double>& expected) {
   double signal = 0;
   for (double x : expected)
@@ -318,6 +318,10 @@ struct AttentionVariant {
   DType dtype;
   std::string target;  // empty: implementation without a choice
 };
+
+inline void PrintTo(const AttentionVariant& v, std::ostream* os) {
+  *os << v.implementation->name << ' ' << v.target << ' ' << name_of(v.dtype);
+}
 
 inline std::vector<AttentionVariant> attention_variants() {
   std::vector<AttentionVariant> all;

@@ -21,8 +21,7 @@ TEST_P(ElementwiseTest, AddMatchesReference) {
     for (const Shape& shape : kShapes) {
       Operand a(dtype(), shape, 3), b(other, shape, 5), y(dtype(), shape);
       a.random(1), b.random(2);
-      ref::Matrix expected = a.matrix();
-      for (size_t i = 0; i < expected.values.size(); ++i) expected.values[i] += b.values()[i];
+      const ref::Matrix expected = test::sum(a.matrix(), b.matrix());
       add(device_, a, b, y);
       expect_close(y, expected, "y " + shape.str());
       add(device_, a, b, a);  // y = a
@@ -37,10 +36,11 @@ TEST_P(ElementwiseTest, CastRoundsAsToBFloat16) {
       Operand x(dtype(), shape, 3), y(to, shape, 4);
       x.random(1);
       cast(device_, x, y);
-      for (size_t i = 0; i < x.values().size(); ++i) {
-        const float value = static_cast<float>(x.values()[i]);
+      const std::vector<double> from = x.values(), found = y.values();
+      for (size_t i = 0; i < from.size(); ++i) {
+        const float value = static_cast<float>(from[i]);
         const float expected = to == DType::f32 ? value : to_float(to_bfloat16(value));
-        EXPECT_EQ(y.values()[i], static_cast<double>(expected)) << i;
+        EXPECT_EQ(found[i], static_cast<double>(expected)) << i;
       }
       EXPECT_TRUE(y.guards_intact());
     }

@@ -128,6 +128,11 @@ inline void expect_close(const Operand& found, const ref::Matrix& expected, cons
   EXPECT_TRUE(found.guards_intact()) << what << ": an element outside the view was written";
 }
 
+inline ref::Matrix sum(ref::Matrix a, const ref::Matrix& b) {
+  for (size_t i = 0; i < a.values.size(); ++i) a.values[i] += b.values.at(i);
+  return a;
+}
+
 // d(sum of weights * forward(x)) / dx by central differences in fp64. Error about step^2 of the third derivative.
 template <typename Forward>
 std::vector<double> numeric_gradient(ref::Matrix x, const ref::Matrix& weights, const Forward& forward) {

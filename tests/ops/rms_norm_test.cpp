@@ -13,7 +13,7 @@ using test::Operand;
 constexpr double kEpsilon = 1e-5;
 
 // Token norms (T, H), and head norms (T, A, D) inside a wider row.
-const std::vector<Shape> kShapes = {{1, 10}, {3, 257}, {17, 10}, {70, 33}, {5, 3, 10}, {17, 4, 16}, {3, 1, 1}};
+const std::vector<Shape> kShapes = {{1, 10}, {3, 257}, {17, 10}, {70, 33}, {5, 3, 10}, {17, 4, 16}};
 
 Shape rows_of(const Shape& shape) { return shape.rank() == 2 ? Shape{shape[0]} : Shape{shape[0], shape[1]}; }
 
@@ -44,10 +44,9 @@ TEST_P(RmsNormTest, BackwardMatchesReference) {
       x.random(1), weight.random(2), d_y.random(3), d_x.random(4), d_weight.random(5);
       rms_norm_forward(device_, x, weight, kEpsilon, y, rstd);
 
-      auto expected = ref::rms_norm_backward(d_y.matrix(), x.matrix(), weight.matrix(), kEpsilon);
-      ref::Matrix added = expected.d_x, added_weight = expected.d_weight;
-      for (size_t i = 0; i < added.values.size(); ++i) added.values[i] += d_x.values()[i];
-      for (size_t i = 0; i < added_weight.values.size(); ++i) added_weight.values[i] += d_weight.values()[i];
+      const auto expected = ref::rms_norm_backward(d_y.matrix(), x.matrix(), weight.matrix(), kEpsilon);
+      const ref::Matrix added = test::sum(expected.d_x, d_x.matrix());
+      const ref::Matrix added_weight = test::sum(expected.d_weight, d_weight.matrix());
       rms_norm_backward(device_, d_y, x, weight, rstd, d_x, Accumulate::yes, d_weight);
       expect_close(d_x, added, "d_x added, " + shape.str());
       expect_close(d_weight, added_weight, "d_weight added, " + shape.str());

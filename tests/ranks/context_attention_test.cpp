@@ -318,15 +318,16 @@ TEST(ContextAttention, B033_PackedDocumentsWithGroupedHeads) {
 }
 
 TEST(ContextAttention, B034_B038_B039_B040_PackedDocumentsOfAnyLength) {
-  const std::vector<std::pair<int64_t, std::vector<Span>>> rows = {
-      {16, documents_of({5, 11})},       {24, documents_of({5, 11, 1, 7})}, {16, documents_of({6, 7})},  // padded by 3
-      {12, {{0, 3}, {4, 10}}},  // real lengths 3 and 6 in slots of 4 and 8
-      {19, documents_of({1, 2, 5, 11})},
+  const std::vector<AttentionCase> cases = {
+      {.seq_length = 16, .documents = {documents_of({5, 11})}},
+      {.seq_length = 24, .documents = {documents_of({5, 11, 1, 7})}},
+      {.seq_length = 16, .documents = {documents_of({6, 7})}},  // padded by 3
+      {.seq_length = 12, .documents = {{{0, 3}, {4, 10}}}},     // real lengths 3 and 6 in slots of 4 and 8
+      {.seq_length = 19, .documents = {documents_of({1, 2, 5, 11})}},
   };
-  for (const auto& [seq_length, documents] : rows)
+  for (const AttentionCase& c : cases)
     for (int cp : {2, 4})
       for_each_setup(cp, [&](const RankSetup& setup) {
-        const AttentionCase c{.seq_length = seq_length, .documents = {documents}};
         expect_probe(c, setup);
         expect_equals_oracle(c, setup);
       });

@@ -99,7 +99,8 @@ TEST(Arena, LiveBuffersNeverOverlap) {
       EXPECT_EQ(now.offset % kArenaAlignment, 0);
       for (size_t other = 0; other < alive.size(); ++other) {
         const PlannedBuffer& b = planned.buffers[other];
-        if (alive[other]) EXPECT_TRUE(b.offset + b.bytes <= now.offset || now.offset + now.bytes <= b.offset) << now.name << " " << b.name;
+        const bool apart = b.offset + b.bytes <= now.offset || now.offset + now.bytes <= b.offset;
+        EXPECT_TRUE(!alive[other] || apart) << now.name << " " << b.name;
       }
     }
     alive[static_cast<size_t>(event.buffer)] = !event.release;

@@ -362,6 +362,8 @@ TEST(CommandLine, GenerateOptions) {
   EXPECT_EQ(line.max_tokens, 1000);
   EXPECT_EQ(line.temperature, 0.7);
   EXPECT_EQ(parse({"generate", "a.yaml", "--prompt=--dashes"}).prompt, "--dashes");
+  EXPECT_EQ(parse({"generate", "a.yaml", "--prompt", "- a list"}).prompt, "- a list");
+  EXPECT_EQ(parse({"generate", "a.yaml", "--prompt=--lr"}).prompt, "--lr");
   EXPECT_THAT(parse_error({"generate", "a.yaml", "--max-tokens", "0"}), HasSubstr("--max-tokens 0"));
   EXPECT_THAT(parse_error({"generate", "a.yaml", "--temperature", "-1"}), HasSubstr("--temperature -1"));
 }
@@ -381,7 +383,10 @@ TEST(CommandLine, MistakesAreNamed) {
               HasSubstr("did you mean --context-parallel-size?"));
   EXPECT_THAT(parse_error({"train", "a.yaml", "--json"}), HasSubstr("has no flag --json"));
   EXPECT_THAT(parse_error({"groups", "--num-layers", "4"}), HasSubstr("has no flag --num-layers"));
-  EXPECT_THAT(parse_error({"train", "a.yaml", "--lr"}), HasSubstr("--lr"));
+  EXPECT_THAT(parse_error({"train", "a.yaml", "--lr"}),
+              HasSubstr("--lr needs a value, found nothing; write --lr VALUE"));
+  EXPECT_THAT(parse_error({"train", "a.yaml", "--lr", "--seed", "1"}),
+              HasSubstr("--lr needs a value, found the flag --seed"));
   EXPECT_THAT(parse_error({"train", "a.yaml", "--ranks", "0"}), HasSubstr("--ranks 0 is too small; use 1 or more"));
   EXPECT_THAT(parse_error({"train", "a.yaml", "--ranks", "two"}), HasSubstr("--ranks: expected an integer"));
   EXPECT_THAT(parse_error({"train", "a.yaml", "--ranks", "2", "--ranks", "3"}), HasSubstr("--ranks is given twice"));

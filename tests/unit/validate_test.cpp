@@ -269,6 +269,12 @@ TEST(Resolve, RecomputeModulesNeedSelective) {
               HasSubstr("recompute_modules does nothing with recompute_granularity full"));
 }
 
+TEST(Resolve, LoadWeightsOnlyNeedsLoad) {
+  EXPECT_THAT(refusal({{"output.load_weights_only", "true"}}),
+              HasSubstr("load_weights_only true does nothing without load"));
+  EXPECT_NO_THROW(resolved({{"output.load_weights_only", "true"}, {"output.load", "checkpoints/step_3"}}));
+}
+
 TEST(Resolve, WarmUpAgainstTheStepsItIsPartOf) {
   EXPECT_THAT(refusal({{"optimizer.lr_warmup_iters", "20"}, {"training.train_iters", "10"}}),
               HasSubstr("lr_warmup_iters 20 is more than the 10 steps of train_iters; use 10 or less"));

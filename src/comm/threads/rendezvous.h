@@ -11,7 +11,7 @@
 // A rank that gives up (its wait throws, or its Work dies while an exception unwinds) withdraws its memory first: it
 // waits for those who are reading at that moment, a memcpy's time, and the rest find it withdrawn.
 //
-// One mutex a group, one condition variable a rank; a rank is woken only when it can take a step.
+// One mutex a group, one condition variable a rank; a rank that sleeps is woken only when it can take a step.
 #pragma once
 
 #include <chrono>

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backward attention task, compiled once per instruction set. Included by attention_kernels.cpp only.
 //
-// Per row tile and the task's chunk of keys (rows of S are rows, lanes are keys; products below have lanes of channels):
+// Per row tile and the task's chunk of keys (rows of S are rows, lanes are keys; products below have lanes of
+// channels):
 //
 //   P = exp(Q K^T - lse);  dS = P (dO V^T - delta);  dV += P^T dO;  dK += dS^T Q;  dQ += scale dS K
 //
-// Q is packed times scale. P and dS are computed for whole register blocks; what is read from them afterwards are runs of
-// visible pairs only, so a forbidden pair's value, NaN or not, goes nowhere.
+// Q is packed times scale. P and dS are computed for whole register blocks; what is read from them afterwards are runs
+// of visible pairs only, so a forbidden pair's value, NaN or not, goes nowhere.
 //
 // Source: Dao, FlashAttention-2 (2023), algorithm 2.
 
@@ -22,26 +23,26 @@ namespace farspan::cpu::HWY_NAMESPACE {
 
 // A task's keys, packed, and their gradients.
 struct KeyChunk {
-  KeyRange keys;       // of the block
-  int64_t count = 0;   // keys in the chunk
-  float* key = nullptr;                // (kBackwardKeys, padded D)
-  float* key_transposed = nullptr;     // panels of (D, kPanel)
-  float* value_transposed = nullptr;   // panels of (D, kPanel)
-  float* d_key = nullptr;              // (kBackwardKeys, padded D)
-  float* d_value = nullptr;            // (kBackwardKeys, padded D)
+  KeyRange keys;                      // of the block
+  int64_t count = 0;                  // keys in the chunk
+  float* key = nullptr;               // (kBackwardKeys, padded D)
+  float* key_transposed = nullptr;    // panels of (padded D, kPanel)
+  float* value_transposed = nullptr;  // panels of (padded D, kPanel)
+  float* d_key = nullptr;             // (kBackwardKeys, padded D)
+  float* d_value = nullptr;           // (kBackwardKeys, padded D)
 };
 
 // The row tile that passes by.
 struct RowTile {
   int64_t first_row = 0;
   int64_t rows = 0;
-  float* query = nullptr;    // (kBackwardRows, padded D), times scale
-  float* d_out = nullptr;    // (kBackwardRows, padded D)
-  float* d_query = nullptr;  // (kBackwardRows, padded D), this chunk's share before scale
-  float* weights = nullptr;   // P (kBackwardRows, kBackwardKeys)
-  float* d_scores = nullptr;  // dS (kBackwardRows, kBackwardKeys)
-  float* lse = nullptr;       // (kBackwardRows)
-  float* delta = nullptr;     // (kBackwardRows)
+  float* query = nullptr;       // (kBackwardRows, padded D), times scale
+  float* d_out = nullptr;       // (kBackwardRows, padded D)
+  float* d_query = nullptr;     // (kBackwardRows, padded D), this chunk's share before scale
+  float* weights = nullptr;     // P (kBackwardRows, kBackwardKeys)
+  float* d_scores = nullptr;    // dS (kBackwardRows, kBackwardKeys)
+  float* lse = nullptr;         // (kBackwardRows)
+  float* delta = nullptr;       // (kBackwardRows)
   KeyRange* visible = nullptr;  // (kBackwardRows), counted from the chunk's first key, inside the chunk
 };
 
@@ -86,7 +87,7 @@ struct ScoreBlock {
   const float* value_transposed;
 
   template <int kRows>
-  HWY_INLINE void rows(int64_t row) const {
+  void rows(int64_t row) const {
     bool any = false;
     for (int r = 0; r < kRows; ++r) any = any || !intersect(tile.visible[row + r], panel).empty();
     if (!any) return;
@@ -94,20 +95,25 @@ struct ScoreBlock {
     float* const weights = tile.weights + panel.begin;
     Block{tile.query, stride, key_transposed, kPanel, head_size, {weights, tile.lse}}.template rows<kRows>(row);
     using GradientBlock = ProductBlock<Left::k_contiguous, kPanelVectors, ScoresFinish>;
-    GradientBlock{tile.d_out, stride, value_transposed, kPanel, head_size,
-                  {weights, tile.d_scores + panel.begin, tile.delta}}
+    GradientBlock{tile.d_out, stride,    value_transposed,
+                  kPanel,     head_size, {weights, tile.d_scores + panel.begin, tile.delta}}
         .template rows<kRows>(row);
   }
 };
 
 HWY_INLINE void compute_scores(const KeyChunk& chunk, const RowTile& tile, int64_t head_size) {
+  const int64_t padded = padded_head_size(head_size);
   for (int64_t k = 0; k < chunk.count; k += kPanel)
-    for_row_blocks(tile.rows, ScoreBlock{tile, head_size, padded_head_size(head_size), {k, k + kPanel},
-                                         chunk.key_transposed + k * head_size, chunk.value_transposed + k * head_size});
+    for_row_blocks(tile.rows, ScoreBlock{tile,
+                                         head_size,
+                                         padded,
+                                         {k, k + kPanel},
+                                         chunk.key_transposed + k * padded,
+                                         chunk.value_transposed + k * padded});
 }
 
-// Adds to d_key and d_value of a register block of keys: runs of rows that see all of its keys by products, the rows that
-// see some by single pairs.
+// Adds to d_key and d_value of a register block of keys: runs of rows that see all of its keys by products, the rows
+// that see some by single pairs.
 struct KeyGradientBlock {
   const KeyChunk& chunk;
   const RowTile& tile;
@@ -116,23 +122,13 @@ struct KeyGradientBlock {
   template <int kKeys>
   HWY_INLINE void add_run(int64_t key, int64_t row, int64_t count) const {
     const int64_t at = row * kBackwardKeys + key;
-    add_product<kKeys>(tile.weights + at, tile.d_out + row * stride, chunk.d_value + key * stride, count);
-    add_product<kKeys>(tile.d_scores + at, tile.query + row * stride, chunk.d_key + key * stride, count);
+    const auto add = channel_product<kKeys, Left::rows_contiguous, Add>;
+    add(tile.weights + at, kBackwardKeys, tile.d_out + row * stride, chunk.d_value + key * stride, stride, count);
+    add(tile.d_scores + at, kBackwardKeys, tile.query + row * stride, chunk.d_key + key * stride, stride, count);
   }
 
   template <int kKeys>
-  HWY_INLINE void add_product(const float* a, const float* b, float* c, int64_t count) const {
-    int64_t d = 0;
-    for (; d + kPanel <= stride; d += kPanel)
-      ProductBlock<Left::rows_contiguous, 2, Add>{a, kBackwardKeys, b + d, stride, count, {c + d, stride}}
-          .template rows<kKeys>(0);
-    for (; d < stride; d += kLanes)
-      ProductBlock<Left::rows_contiguous, 1, Add>{a, kBackwardKeys, b + d, stride, count, {c + d, stride}}
-          .template rows<kKeys>(0);
-  }
-
-  template <int kKeys>
-  HWY_INLINE void rows(int64_t key) const {
+  void rows(int64_t key) const {
     const KeyRange block{key, key + kKeys};
     int64_t row = 0;
     while (row < tile.rows) {
@@ -161,20 +157,13 @@ struct QueryGradientBlock {
   int64_t stride;
 
   template <int kRows>
-  HWY_INLINE void rows(int64_t row) const {
+  void rows(int64_t row) const {
     KeyRange all{0, chunk.count};
     for (int r = 0; r < kRows; ++r) all = intersect(all, tile.visible[row + r]);
     if (all.empty()) all = {};
-    const float* a = tile.d_scores + row * kBackwardKeys + all.begin;
-    const float* b = chunk.key + all.begin * stride;
-    float* const c = tile.d_query + row * stride;
-    int64_t d = 0;
-    for (; d + kPanel <= stride; d += kPanel)
-      ProductBlock<Left::k_contiguous, 2, Store>{a, kBackwardKeys, b + d, stride, all.end - all.begin, {c + d, stride}}
-          .template rows<kRows>(0);
-    for (; d < stride; d += kLanes)
-      ProductBlock<Left::k_contiguous, 1, Store>{a, kBackwardKeys, b + d, stride, all.end - all.begin, {c + d, stride}}
-          .template rows<kRows>(0);
+    channel_product<kRows, Left::k_contiguous, Store>(tile.d_scores + row * kBackwardKeys + all.begin, kBackwardKeys,
+                                                      chunk.key + all.begin * stride, tile.d_query + row * stride,
+                                                      stride, all.end - all.begin);
     for (int r = 0; r < kRows; ++r) {
       const KeyRange seen = tile.visible[row + r];
       add_pairs(row + r, {seen.begin, std::min(seen.end, all.begin)});
@@ -188,17 +177,21 @@ struct QueryGradientBlock {
   }
 };
 
-inline void open_chunk(const KernelBlock& block, int64_t kv_head, float* row, KeyChunk& chunk) {
+// Packs keys and values. Lanes past the last key hold zeros.
+inline void open_chunk(const KernelBlock& block, int64_t kv_head, KeyChunk& chunk) {
   const int64_t padded = padded_head_size(block.head_size);
-  for (int64_t k = 0; k < round_up(chunk.count, kPanel); ++k) {
-    const bool used = k < chunk.count;
+  const int64_t lanes = round_up(chunk.count, kPanel);
+  float* const value = chunk.d_value;  // lies here until it is transposed
+  for (int64_t k = 0; k < chunk.count; ++k) {
     const int64_t j = chunk.keys.begin + k;
-    float* const key = used ? chunk.key + k * padded : row;
-    if (used) load_row(block.key, block.bf16, j, kv_head, block.head_size, padded, 1.0f, key);
-    const int64_t at = round_down(k, kPanel) * block.head_size + k % kPanel;
-    for (int64_t d = 0; d < block.head_size; ++d) chunk.key_transposed[at + d * kPanel] = used ? key[d] : 0;
-    if (used) load_row(block.value, block.bf16, j, kv_head, block.head_size, padded, 1.0f, row);
-    for (int64_t d = 0; d < block.head_size; ++d) chunk.value_transposed[at + d * kPanel] = used ? row[d] : 0;
+    load_row(block.key, block.bf16, j, kv_head, block.head_size, padded, 1.0f, chunk.key + k * padded);
+    load_row(block.value, block.bf16, j, kv_head, block.head_size, padded, 1.0f, value + k * padded);
+  }
+  std::fill_n(chunk.key + chunk.count * padded, (lanes - chunk.count) * padded, 0.0f);
+  std::fill_n(value + chunk.count * padded, (lanes - chunk.count) * padded, 0.0f);
+  for (int64_t at = 0; at < lanes * padded; at += kPanel * padded) {
+    transpose(chunk.key + at, padded, kPanel, padded, chunk.key_transposed + at, kPanel);
+    transpose(value + at, padded, kPanel, padded, chunk.value_transposed + at, kPanel);
   }
   std::fill_n(chunk.d_key, chunk.count * padded, 0.0f);
   std::fill_n(chunk.d_value, chunk.count * padded, 0.0f);
@@ -209,7 +202,8 @@ inline void open_row_tile(const BackwardArguments& args, int64_t kv_head, const 
   const int64_t padded = padded_head_size(block.head_size);
   for (int64_t r = 0; r < tile.rows; ++r) {
     const KeyRange range = intersect(block.visible(tile.first_row + r), chunk.keys);
-    tile.visible[r] = range.empty() ? KeyRange{} : KeyRange{range.begin - chunk.keys.begin, range.end - chunk.keys.begin};
+    tile.visible[r] =
+        range.empty() ? KeyRange{} : KeyRange{range.begin - chunk.keys.begin, range.end - chunk.keys.begin};
     const int64_t i = block.query_of(tile.first_row + r);
     const int64_t a = block.head_of(tile.first_row + r, kv_head);
     load_row(block.query, block.bf16, i, a, block.head_size, padded, block.scale, tile.query + r * padded);
@@ -242,7 +236,7 @@ inline void add_d_query(const BackwardArguments& args, int64_t kv_head, int64_t 
 inline int64_t backward_scratch(int64_t head_size) {
   const int64_t padded = padded_head_size(head_size);
   constexpr int64_t kRangeFloats = static_cast<int64_t>(sizeof(KeyRange) / sizeof(float));
-  return (5 * kBackwardKeys + 3 * kBackwardRows + 1) * padded + 2 * kBackwardRows * kBackwardKeys +
+  return (5 * kBackwardKeys + 3 * kBackwardRows) * padded + 2 * kBackwardRows * kBackwardKeys +
          (2 + kRangeFloats) * kBackwardRows;
 }
 
@@ -261,7 +255,7 @@ void backward_task(const BackwardArguments& args, int64_t kv_head, int64_t chunk
   for (float** part : {&tile.weights, &tile.d_scores}) *part = cursor.take(kBackwardRows * kBackwardKeys);
   for (float** part : {&tile.lse, &tile.delta}) *part = cursor.take(kBackwardRows);
   tile.visible = cursor.take_ranges(kBackwardRows);
-  open_chunk(block, kv_head, cursor.take(padded), chunk);
+  open_chunk(block, kv_head, chunk);
 
   std::atomic<int64_t>& progress = args.progress[chunk_index * block.kv_heads + kv_head];
   const int64_t tiles = ceil_div(block.rows(), kBackwardRows);

@@ -3,7 +3,8 @@
 //
 // Lanes are rows throughout. Per key tile and panel of rows:
 //
-//   S = K Q^T;  m' = max(m, max_j S_j);  P = exp(S - m');  alpha = exp(m - m');  l = alpha l + sum_j P_j;  O = alpha O + V^T P
+//   S = K Q^T;  m' = max(m, max_j S_j);  P = exp(S - m');  alpha = exp(m - m');  l = alpha l + sum_j P_j;  O = alpha O
+//   + V^T P
 //
 // Online softmax: Milakov and Gimelshein (2018), algorithm 3; Dao et al., FlashAttention (2022), algorithm 1.
 
@@ -17,16 +18,21 @@
 HWY_BEFORE_NAMESPACE();
 namespace farspan::cpu::HWY_NAMESPACE {
 
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+// transpose works on fours.
+constexpr int64_t panel_channels(int64_t head_size) { return round_up(head_size, 4); }
+
 // kPanel rows with their running state.
 struct ForwardPanel {
   int64_t first_row = 0;
-  int64_t rows = 0;        // lanes in use
-  float* query = nullptr;  // (D, kPanel), times scale
-  float* out = nullptr;    // (D, kPanel), not yet divided by sum
+  int64_t rows = 0;          // lanes in use
+  float* query = nullptr;    // (D, kPanel), times scale
+  float* out = nullptr;      // (D, kPanel), not yet divided by sum
   float* highest = nullptr;  // (kPanel) m: largest score so far
   float* sum = nullptr;      // (kPanel) l: sum of exp(score - m)
-  KeyRange some;  // no row sees a key outside
-  KeyRange all;   // every row that sees anything sees these; may be empty
+  KeyRange some;             // no row sees a key outside
+  KeyRange all;              // every row that sees anything sees these; may be empty
 };
 
 // The key tile that passes by.
@@ -67,9 +73,9 @@ inline void fill_bounds(const KernelBlock& block, const ForwardPanel& panel, con
   }
 }
 
-// Scores -> weights in place, and the state's maxima and sums. `scores` is (kForwardKeys, kPanel); `alpha` (kPanel) receives
-// the factor for what was summed before. Weights of pairs that may not see each other become -1, which add_unless_negative
-// passes over.
+// Scores -> weights in place, and the state's maxima and sums. `scores` is (kForwardKeys, kPanel); `alpha` (kPanel)
+// receives the factor for what was summed before. Weights of pairs that may not see each other become -1, which
+// add_unless_negative passes over.
 struct PanelSoftmax {
   float* scores;
   float* alpha;
@@ -110,8 +116,7 @@ struct PanelSoftmax {
         top = hn::Max(top, hn::Load(kFloats, scores + k * kPanel + lane));
       top = masked_highest(after, lane, top);
       // While nothing of weight was seen m is -inf; subtracting 0 instead gives weights 0, not NaN.
-      const Vec minus_infinity = hn::Set(kFloats, -std::numeric_limits<float>::infinity());
-      const Vec shift = hn::IfThenZeroElse(hn::Eq(top, minus_infinity), top);
+      const Vec shift = hn::IfThenZeroElse(hn::Eq(top, hn::Set(kFloats, kMinusInfinity)), top);
 
       Vec sum = masked_weights(before, lane, shift, hn::Zero(kFloats));
       for (int64_t k = ranges.all.begin; k < ranges.all.end; ++k) {
@@ -139,7 +144,7 @@ struct ValueBlock {
   TileRanges ranges;
 
   template <int kRows>
-  HWY_INLINE void rows(int64_t channel) const {
+  void rows(int64_t channel) const {
     constexpr Left kOrder = Left::rows_contiguous;
     const float* v = value + channel;
     Accumulators<kRows, kPanelVectors> sum;
@@ -164,59 +169,78 @@ HWY_INLINE void attend(const KernelBlock& block, const ForwardPanel& panel, cons
   const TileRanges ranges = tile_ranges(panel, tile);
   if (ranges.some.empty()) return;
   LaneBounds bounds;
-  if (ranges.some.begin < ranges.all.begin || ranges.all.end < ranges.some.end)
-    fill_bounds(block, panel, tile, bounds);
+  if (ranges.some.begin < ranges.all.begin || ranges.all.end < ranges.some.end) fill_bounds(block, panel, tile, bounds);
   const int64_t stride = padded_head_size(block.head_size);
   const int64_t first = ranges.some.begin;
-  product<Left::k_contiguous>(tile.key + first * stride, stride, panel.query, kPanel,
-                              Store{scores + first * kPanel, kPanel}, ranges.some.end - first, kPanel,
-                              block.head_size);
+  for_row_blocks(
+      ranges.some.end - first,
+      ProductBlock<Left::k_contiguous, kPanelVectors, Store>{
+          tile.key + first * stride, stride, panel.query, kPanel, block.head_size, {scores + first * kPanel, kPanel}});
   PanelSoftmax{scores, alpha, &bounds}.run(ranges, panel.highest, panel.sum);
   for_row_blocks(block.head_size, ValueBlock{tile.value, stride, scores, alpha, panel.out, ranges});
 }
 
-// Packs queries and state. A row that has seen nothing yet starts from zero, whatever its output holds.
-inline void open_panel(const ForwardArguments& args, int64_t kv_head, float* row, ForwardPanel& panel) {
+// Packs queries and state. A row that has seen nothing yet starts from zero, whatever its output holds; one that sees
+// nothing of this block computes on zeros, and nothing of it is written back. `rows` is scratch for (kPanel, padded D).
+inline void open_panel(const ForwardArguments& args, int64_t kv_head, float* rows, ForwardPanel& panel) {
   const KernelBlock& block = args.block;
+  const int64_t padded = padded_head_size(block.head_size);
+  const int64_t channels = panel_channels(block.head_size);
   panel.some = {block.keys, 0};
   panel.all = {0, block.keys};
   for (int64_t lane = 0; lane < kPanel; ++lane) {
     const int64_t r = panel.first_row + lane;
     const KeyRange range = lane < panel.rows ? block.visible(r) : KeyRange{};
-    panel.highest[lane] = -std::numeric_limits<float>::infinity();
-    panel.sum[lane] = 0;
-    if (range.empty()) {  // the lane computes on zeros, and nothing is written back
-      for (int64_t d = 0; d < block.head_size; ++d) panel.query[d * kPanel + lane] = panel.out[d * kPanel + lane] = 0;
+    if (range.empty()) {
+      std::fill_n(rows + lane * padded, padded, 0.0f);
       continue;
     }
     panel.some = {std::min(panel.some.begin, range.begin), std::max(panel.some.end, range.end)};
     panel.all = intersect(panel.all, range);
+    load_row(block.query, block.bf16, block.query_of(r), block.head_of(r, kv_head), block.head_size, padded,
+             block.scale, rows + lane * padded);
+  }
+  transpose(rows, padded, kPanel, channels, panel.query, kPanel);
+
+  bool any_started = false;
+  for (int64_t lane = 0; lane < kPanel; ++lane) {
+    panel.highest[lane] = kMinusInfinity;
+    panel.sum[lane] = 0;
+    std::fill_n(rows + lane * padded, padded, 0.0f);
+    const int64_t r = panel.first_row + lane;
+    if (lane >= panel.rows || block.visible(r).empty()) continue;
     const int64_t i = block.query_of(r);
     const int64_t a = block.head_of(r, kv_head);
-    load_row(block.query, block.bf16, i, a, block.head_size, block.head_size, block.scale, row);
-    for (int64_t d = 0; d < block.head_size; ++d) panel.query[d * kPanel + lane] = row[d];
     const float lse = args.lse.at(i, a);
-    const bool started = lse != -std::numeric_limits<float>::infinity();
-    const float* out = args.out.row(i, a);
-    for (int64_t d = 0; d < block.head_size; ++d) panel.out[d * kPanel + lane] = started ? out[d] : 0;
-    if (started) {
-      panel.highest[lane] = lse;
-      panel.sum[lane] = 1;
-    }
+    if (lse == kMinusInfinity) continue;
+    any_started = true;
+    panel.highest[lane] = lse;
+    panel.sum[lane] = 1;
+    std::copy_n(args.out.row(i, a), block.head_size, rows + lane * padded);
   }
+  if (any_started)
+    transpose(rows, padded, kPanel, channels, panel.out, kPanel);
+  else
+    std::fill_n(panel.out, channels * kPanel, 0.0f);
 }
 
 // out = O / l, lse = m + log l
-inline void close_panel(const ForwardArguments& args, int64_t kv_head, const ForwardPanel& panel) {
+inline void close_panel(const ForwardArguments& args, int64_t kv_head, float* rows, const ForwardPanel& panel) {
   const KernelBlock& block = args.block;
+  const int64_t padded = padded_head_size(block.head_size);
+  for (int64_t d = 0; d < block.head_size; ++d)
+    for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
+      float* at = panel.out + d * kPanel + lane;
+      hn::Store(hn::Div(hn::Load(kFloats, at), hn::Load(kFloats, panel.sum + lane)), kFloats, at);
+    }
+  transpose(panel.out, kPanel, panel_channels(block.head_size), kPanel, rows, padded);
   for (int64_t lane = 0; lane < panel.rows; ++lane) {
     const int64_t r = panel.first_row + lane;
     const float sum = panel.sum[lane];
     if (sum == 0 || block.visible(r).empty()) continue;
     const int64_t i = block.query_of(r);
     const int64_t a = block.head_of(r, kv_head);
-    float* out = args.out.row(i, a);
-    for (int64_t d = 0; d < block.head_size; ++d) out[d] = panel.out[d * kPanel + lane] / sum;
+    std::copy_n(rows + lane * padded, block.head_size, args.out.row(i, a));
     args.lse.at(i, a) = static_cast<float>(panel.highest[lane] + std::log(static_cast<double>(sum)));
   }
 }
@@ -226,7 +250,8 @@ inline int64_t forward_scratch(int64_t head_size) {
   const int64_t rows = forward_rows(head_size);
   const int64_t padded = padded_head_size(head_size);
   const int64_t state = rows / kPanel * 2 * round_up(kPanel, kMaxLanes);
-  return 2 * rows * padded + state + 2 * kForwardKeys * padded + (kForwardKeys + 1) * round_up(kPanel, kMaxLanes) + padded;
+  return 2 * rows * padded + state + 2 * kForwardKeys * padded + (kForwardKeys + 1) * round_up(kPanel, kMaxLanes) +
+         kPanel * padded;
 }
 
 // One tile of rows of one key/value head.
@@ -241,7 +266,7 @@ void forward_task(const ForwardArguments& args, int64_t kv_head, int64_t row_til
   float* const value = cursor.take(kForwardKeys * padded);
   float* const scores = cursor.take(kForwardKeys * kPanel);
   float* const alpha = cursor.take(kPanel);
-  float* const row = cursor.take(padded);
+  float* const rows = cursor.take(kPanel * padded);
 
   ForwardPanel panels[kMaxForwardRows / kPanel];
   int64_t panel_count = 0;
@@ -250,11 +275,11 @@ void forward_task(const ForwardArguments& args, int64_t kv_head, int64_t row_til
     ForwardPanel& panel = panels[panel_count++];
     panel.first_row = r;
     panel.rows = std::min(kPanel, row_end - r);
-    panel.query = cursor.take(block.head_size * kPanel);
-    panel.out = cursor.take(block.head_size * kPanel);
+    panel.query = cursor.take(panel_channels(block.head_size) * kPanel);
+    panel.out = cursor.take(panel_channels(block.head_size) * kPanel);
     panel.highest = cursor.take(kPanel);
     panel.sum = cursor.take(kPanel);
-    open_panel(args, kv_head, row, panel);
+    open_panel(args, kv_head, rows, panel);
     seen = {std::min(seen.begin, panel.some.begin), std::max(seen.end, panel.some.end)};
   }
   // Tiles begin at multiples of kForwardKeys, so a row's sums do not depend on its neighbours.
@@ -268,7 +293,7 @@ void forward_task(const ForwardArguments& args, int64_t kv_head, int64_t row_til
     const ForwardTile tile{keys, key, value};
     for (int64_t p = 0; p < panel_count; ++p) attend(block, panels[p], tile, scores, alpha);
   }
-  for (int64_t p = 0; p < panel_count; ++p) close_panel(args, kv_head, panels[p]);
+  for (int64_t p = 0; p < panel_count; ++p) close_panel(args, kv_head, rows, panels[p]);
 }
 
 }  // namespace farspan::cpu::HWY_NAMESPACE

@@ -11,8 +11,9 @@
 #include "device/parallel_for.h"
 #include "ops/cpu/attention_tiling.h"
 
-// Vectors of unknown length cannot be kept in arrays, as the register blocks do.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+// Vectors of unknown length cannot be kept in arrays, as the register blocks do. On SSSE3 IfNegativeThenElse of
+// Highway 1.0.3 looks at more than the sign; such machines, of before 2008, run the scalar kernels.
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV | HWY_SSSE3)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/attention_kernels.cpp"
 #include <hwy/foreach_target.h>
@@ -62,8 +63,9 @@ std::vector<float*> scratch_per_thread(const Device& device, int64_t floats) {
     pieces.emplace_back(static_cast<float*>(std::aligned_alloc(kAlignment, static_cast<size_t>(bytes))));
     if (!pieces.back()) {
       pieces.pop_back();
-      throw MemoryError(fmt::format("attention: the system refused {} bytes of scratch for one thread; {} are available",
-                                    bytes, available_memory_bytes()));
+      throw MemoryError(
+          fmt::format("attention: the system refused {} bytes of scratch for one thread; {} are available", bytes,
+                      available_memory_bytes()));
     }
   }
   std::vector<float*> pointers;
@@ -140,9 +142,11 @@ void attention_kernel_forward(const Device& device, const AttentionBlock& block,
   const int64_t tiles = ceil_div(args.block.rows(), forward_rows(args.block.head_size));
   const std::vector<float*> scratch =
       scratch_per_thread(device, HWY_DYNAMIC_DISPATCH(task_scratch)(args.block.head_size));
-  // From the last rows to the first: under a causal mask the last see most, and short tasks at the end even out the threads.
+  // From the last rows to the first: under a causal mask the last see most, and short tasks at the end even out the
+  // threads.
   parallel_tasks(device, tiles * kv_heads, [&](int64_t index, int thread) {
-    HWY_DYNAMIC_DISPATCH(forward_task)(args, index % kv_heads, tiles - 1 - index / kv_heads, scratch[static_cast<size_t>(thread)]);
+    HWY_DYNAMIC_DISPATCH(forward_task)
+    (args, index % kv_heads, tiles - 1 - index / kv_heads, scratch[static_cast<size_t>(thread)]);
   });
 }
 
@@ -165,8 +169,8 @@ void attention_kernel_backward(const Device& device, const AttentionBlock& block
   args.progress = progress.data();
   const std::vector<float*> scratch =
       scratch_per_thread(device, HWY_DYNAMIC_DISPATCH(task_scratch)(args.block.head_size));
-  // Chunks in ascending order, so that the one a task may wait for has always been started; heads innermost, so that it is
-  // usually done.
+  // Chunks in ascending order, so that the one a task may wait for has always been started; heads innermost, so that it
+  // is usually done.
   parallel_tasks(device, tasks, [&](int64_t index, int thread) {
     HWY_DYNAMIC_DISPATCH(backward_task)(args, index % kv_heads, index / kv_heads, scratch[static_cast<size_t>(thread)]);
   });

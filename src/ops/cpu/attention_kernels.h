@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Block attention on the CPU's vector units, chosen at run time among everything the binary was compiled for.
 //
-// A key/value head's work is seen as rows: row r is query r / G of the head's r % G th query head (G = A / K heads share
-// the key/value head). Rows of one query stand together because they see the same keys.
+// A key/value head's work is seen as rows: row r is query r / G of the head's r % G th query head (G = A / K heads
+// share the key/value head). Rows of one query stand together because they see the same keys.
 //
-// Forward: a task is a tile of rows. Its queries are stored transposed, so that a vector holds one channel of several rows;
-// the keys pass by in tiles. Scores, maxima, sums and the output are then all computed lane by lane, a row never leaves its
-// lane, and what one row holds cannot reach another.
+// Forward: a task is a tile of rows. Its queries are stored transposed, so that a vector holds one channel of several
+// rows; the keys pass by in tiles. Scores, maxima, sums and the output are then all computed lane by lane, a row never
+// leaves its lane, and what one row holds cannot reach another.
 //
-// Backward: a task is a chunk of keys. Its keys and values are stored transposed, the rows pass by in tiles, and d_key and
-// d_value stay in the task's scratch until the end. d_query of a row tile is added by the chunks in ascending order, each
-// waiting for the one before it, so the sums do not depend on which thread runs what.
+// Backward: a task is a chunk of keys. Its keys and values are stored transposed, the rows pass by in tiles, and d_key
+// and d_value stay in the task's scratch until the end. d_query of a row tile is added by the chunks in ascending
+// order, each waiting for the one before it, so the sums do not depend on which thread runs what.
 //
-// Everything is fp32 inside; bf16 is widened as it is packed. Sums run over one tile first and over tiles second, which keeps
-// the error of a sum over thousands of keys near that of a short one.
+// Everything is fp32 inside; bf16 is widened as it is packed. Sums run over one tile first and over tiles second, which
+// keeps the error of a sum over thousands of keys near that of a short one.
 //
 // Scratch: kept by the calling thread for each of its device's threads, at most kMaxScratchBytes each.
 #pragma once

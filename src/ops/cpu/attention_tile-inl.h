@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Register-blocked products, exp and packing, compiled once per instruction set. Included by attention_kernels.cpp only,
-// after Highway.
+// Register-blocked products, exp and packing, compiled once per instruction set. Included by attention_kernels.cpp
+// only, after Highway.
 //
 // product: C(rows, vectors) = A(rows, k) B(k, vectors). B and C hold vectors; an element of A is broadcast. A block of
 // kBlockRows x 2 vectors of C stays in registers while k runs. A comes in both orders, so none of the seven products of
@@ -137,17 +137,15 @@ struct ProductBlock {
   }
 };
 
-// Destination(rows, width) of A(rows, k) B(k, width); width a multiple of kLanes.
-template <Left kLeft, typename Finish>
-HWY_INLINE void product(const float* a, int64_t lda, const float* b, int64_t ldb, Finish destination, int64_t row_count,
-                        int64_t width, int64_t k_count) {
-  int64_t c = 0;
-  for (; c + kPanel <= width; c += kPanel)
-    for_row_blocks(row_count, ProductBlock<kLeft, 2, Finish>{a, lda, b + c, ldb, k_count,
-                                                             Finish{destination.c + c, destination.ldc}});
-  for (; c < width; c += kLanes)
-    for_row_blocks(row_count, ProductBlock<kLeft, 1, Finish>{a, lda, b + c, ldb, k_count,
-                                                             Finish{destination.c + c, destination.ldc}});
+// Destination(kRows, stride) of A(kRows, k) B(k, stride), for a stride of padded head size.
+template <int kRows, Left kLeft, typename Finish>
+void channel_product(const float* a, int64_t lda, const float* b, float* c, int64_t stride, int64_t k_count) {
+  int64_t d = 0;
+  for (; d + kPanel <= stride; d += kPanel)
+    ProductBlock<kLeft, 2, Finish>{a, lda, b + d, stride, k_count, {c + d, stride}}.template rows<kRows>(0);
+  if constexpr (kPanel > kMaxLanes)
+    if (d < stride)
+      ProductBlock<kLeft, 1, Finish>{a, lda, b + d, stride, k_count, {c + d, stride}}.template rows<kRows>(0);
 }
 
 // y += weight x, width a multiple of kLanes.
@@ -200,6 +198,34 @@ HWY_INLINE void load_row(const InputRows& from, bool bf16, int64_t token, int64_
     for (; d < head_size; ++d) to[d] = scale * x[d];
   }
   for (; d < padded; ++d) to[d] = 0;
+}
+
+// to[c * to_stride + r] = from[r * from_stride + c] for r in [0, rows), c in [0, columns), both multiples of 4.
+HWY_INLINE void transpose(const float* HWY_RESTRICT from, int64_t from_stride, int64_t rows, int64_t columns,
+                          float* HWY_RESTRICT to, int64_t to_stride) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < columns; ++c) to[c * to_stride + r] = from[r * from_stride + c];
+#else
+  const hn::CappedTag<float, 4> four;
+  for (int64_t r = 0; r < rows; r += 4)
+    for (int64_t c = 0; c < columns; c += 4) {
+      const float* x = from + r * from_stride + c;
+      const auto a = hn::LoadU(four, x);
+      const auto b = hn::LoadU(four, x + from_stride);
+      const auto e = hn::LoadU(four, x + 2 * from_stride);
+      const auto f = hn::LoadU(four, x + 3 * from_stride);
+      const auto ae_lower = hn::InterleaveLower(four, a, e);
+      const auto bf_lower = hn::InterleaveLower(four, b, f);
+      const auto ae_upper = hn::InterleaveUpper(four, a, e);
+      const auto bf_upper = hn::InterleaveUpper(four, b, f);
+      float* y = to + c * to_stride + r;
+      hn::StoreU(hn::InterleaveLower(four, ae_lower, bf_lower), four, y);
+      hn::StoreU(hn::InterleaveUpper(four, ae_lower, bf_lower), four, y + to_stride);
+      hn::StoreU(hn::InterleaveLower(four, ae_upper, bf_upper), four, y + 2 * to_stride);
+      hn::StoreU(hn::InterleaveUpper(four, ae_upper, bf_upper), four, y + 3 * to_stride);
+    }
+#endif
 }
 
 // to[0, head_size) += scale * x

@@ -17,15 +17,16 @@ inline constexpr int64_t kMaxLanes = 16;
 // A panel is the two vectors that a register block of scores is wide.
 inline constexpr int64_t kPanelVectors = 2;
 
-// Multiples of every panel width and of most register block heights. A tile of keys and values of head size 64 is 48 KiB:
-// it stays in the second-level cache while all panels of the task pass over it.
+// Multiples of every panel width and of most register block heights. A tile of keys and values of head size 64 is 48
+// KiB: it stays in the second-level cache while all panels of the task pass over it.
 inline constexpr int64_t kForwardKeys = 96;
 inline constexpr int64_t kBackwardKeys = 96;
 inline constexpr int64_t kBackwardRows = 96;
 
 inline constexpr int64_t padded_head_size(int64_t head_size) { return round_up(head_size, kMaxLanes); }
 
-// Rows of a forward task, a multiple of every panel width: as many as keep queries and outputs near 192 KiB, so that packing a key tile is paid back.
+// Rows of a forward task, a multiple of every panel width: as many as keep queries and outputs near 192 KiB, so that
+// packing a key tile is paid back.
 inline constexpr int64_t kMaxForwardRows = 384;
 inline constexpr int64_t forward_rows(int64_t head_size) {
   return std::clamp<int64_t>(round_down(24576 / padded_head_size(head_size), 32), 96, kMaxForwardRows);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One row at a time: its maximum (from memory), the sum of exponentials and the gradient (from cache).
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -32,7 +33,7 @@ float row_maximum(const float* x, int64_t columns) {
   return maximum;
 }
 
-// Sum of exponential(x - maximum); the exponentials are kept in `kept` unless it is null (it may be x).
+// Sum of exp(x - maximum); the exponentials are kept in `kept` unless it is null (it may be x).
 double sum_of_exponentials(const float* x, float maximum, int64_t columns, float* kept) {
   const auto shift = hn::Set(F32(), maximum);
   double total = 0;

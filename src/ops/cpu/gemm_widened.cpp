@@ -10,8 +10,8 @@
 namespace farspan::cpu {
 namespace {
 
-// Edge of a tile. A widened element costs 6 bytes of traffic and is used this many times, which makes the widening
-// about a twentieth of the product; three tiles of fp32 are 12 MiB.
+// Edge of a tile. A widened element costs 6 bytes of traffic and is used up to this many times, which makes the
+// widening about a tenth of the product; three tiles of fp32 are 12 MiB.
 constexpr int64_t kTile = 1024;
 
 // Tiles of one dimension: as few as kTile allows, of nearly equal size.

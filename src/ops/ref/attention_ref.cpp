@@ -36,9 +36,13 @@ struct TypedBlock {
         head_size(b.query.dim(2)),
         group(heads / kv_heads) {}
 
-  const T* query_row(int64_t i, int64_t a) const { return query + i * block.query.stride(0) + a * block.query.stride(1); }
+  const T* query_row(int64_t i, int64_t a) const {
+    return query + i * block.query.stride(0) + a * block.query.stride(1);
+  }
   const T* key_row(int64_t j, int64_t h) const { return key + j * block.key.stride(0) + h * block.key.stride(1); }
-  const T* value_row(int64_t j, int64_t h) const { return value + j * block.value.stride(0) + h * block.value.stride(1); }
+  const T* value_row(int64_t j, int64_t h) const {
+    return value + j * block.value.stride(0) + h * block.value.stride(1);
+  }
 
   KeyRange visible(int64_t i) const {
     const int64_t begin = std::max<int64_t>(lo[i * block.lo.stride(0)], block.key_begin) - block.key_begin;

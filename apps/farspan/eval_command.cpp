@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// farspan eval: loss and perplexity of a checkpoint on the held-out rows.
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "command.h"
+#include "config/command_line.h"
+#include "config/validate.h"
+#include "train/checkpoint.h"
+#include "train/job.h"
+
+namespace farspan {
+
+int run_eval(const CommandLine& line) {
+  const Config config = load_config(line);
+  if (config.output.load.empty()) throw ConfigError("eval: no checkpoint given; say --load DIR");
+  const std::string checkpoint = find_checkpoint(config.output.load);
+  const Job job = make_job(config, world_size(config, line.ranks), RunKind::evaluate, JobData::open);
+  const int64_t rows = job.dataset->rows(Split::held_out);
+  if (rows == 0)
+    throw DataError(fmt::format("eval: split {} holds out no row of {}; give the second part more weight",
+                                job.config.data.split, job.dataset->rows(Split::train)));
+  BatchTotals totals;
+  run_job(job, [&](RankTrainer& trainer, ThreadWorld&) {
+    load_checkpoint(checkpoint, trainer, CheckpointParts::weights);
+    const BatchTotals result = trainer.evaluate(Split::held_out, rows);
+    if (trainer.context().rank == 0) totals = result;
+  });
+  if (!totals.loss) throw DataError("eval: the held-out rows have no target");
+  fmt::print("{}: loss {:.6f}, perplexity {:.4f} over {} targets in {} held-out rows\n", checkpoint, *totals.loss,
+             std::exp(*totals.loss), totals.targets, rows);
+  return 0;
+}
+
+}  // namespace farspan

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the attention ops promise besides values: costs, checks, the dry device, 64-bit offsets, the two row-wise ops.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/ops/attention_case.h"
+
+namespace farspan::test {
+namespace {
+
+class Recorder : public OpObserver {
+ public:
+  void on_op(const OpCost& cost, double) override { last = cost; }
+  OpCost last;
+};
+
+// Tensors of a (n, A, D) x (m, K, D) problem on the dry device: addresses that would fault when touched.
+struct DryProblem {
+  explicit DryProblem(const Sizes& s, DType dtype = DType::f32) : sizes(s), memory(device, 1 << 20) {
+    block = {.query = tensor(dtype, {s.n, s.heads, s.head_size}),
+             .key = tensor(dtype, {s.m, s.kv_heads, s.head_size}),
+             .value = tensor(dtype, {s.m, s.kv_heads, s.head_size}),
+             .lo = tensor(DType::i64, {s.n}),
+             .hi = tensor(DType::i64, {s.n})};
+  }
+  Tensor tensor(DType dtype, Shape shape) const { return {memory.data(), dtype, shape}; }
+  Tensor out() const { return tensor(DType::f32, block.query.shape()); }
+  Tensor per_head() const { return tensor(DType::f32, {sizes.heads, sizes.n}); }
+  Tensor d_key() const { return tensor(DType::f32, block.key.shape()); }
+  Tensor d_out() const { return tensor(block.query.dtype(), block.query.shape()); }
+  void backward() { attention_block_backward(device, block, d_out(), per_head(), per_head(), out(), d_key(), d_key()); }
+
+  Sizes sizes;
+  Device device{DeviceKind::dry, 1};
+  DeviceMemory memory;
+  AttentionBlock block;
+};
+
+TEST(AttentionContract, DryDeviceTouchesNoMemoryAndReportsCosts) {
+  DryProblem p({1000, 3000, 8, 2, 64}, DType::bf16);
+  Recorder recorder;
+  p.device.observe(&recorder);
+  p.block.visible_pairs = 5000;
+
+  attention_state_init(p.device, p.out(), p.per_head());
+  EXPECT_EQ(recorder.last.op_class, OpClass::memory);
+  EXPECT_EQ(recorder.last.bytes, 4.0 * (1000 * 8 * 64 + 8 * 1000));
+
+  attention_block_forward(p.device, p.block, p.out(), p.per_head());
+  EXPECT_EQ(recorder.last.op, "attention_block_forward");
+  EXPECT_EQ(recorder.last.op_class, OpClass::attention);
+  EXPECT_EQ(recorder.last.flops, 4.0 * 64 * 8 * 5000);
+  const double inputs = 2.0 * (1000 * 8 * 64 + 2 * 3000 * 2 * 64) + 2 * 8.0 * 1000;
+  EXPECT_EQ(recorder.last.bytes, inputs + 2 * 4.0 * (1000 * 8 * 64 + 8 * 1000));
+
+  attention_delta(p.device, p.out(), p.d_out(), p.per_head());
+  EXPECT_EQ(recorder.last.op_class, OpClass::memory);
+
+  p.backward();
+  EXPECT_EQ(recorder.last.op_class, OpClass::attention);
+  EXPECT_EQ(recorder.last.flops, 10.0 * 64 * 8 * 5000);
+
+  p.block.visible_pairs = -1;
+  p.backward();
+  EXPECT_EQ(recorder.last.flops, 10.0 * 64 * 8 * 3000000);
+}
+
+// Visible pairs only, and not less for being cut into blocks.
+TEST(AttentionContract, B120_FlopsCountVisiblePairs) {
+  Recorder recorder;
+  const auto flops = [&](const Mask& mask) {
+    const int64_t n = static_cast<int64_t>(mask.size());
+    DryProblem p({n, n, 8, 8, 64});
+    p.device.observe(&recorder);
+    p.block.visible_pairs = visible_pairs(mask, n);
+    attention_block_forward(p.device, p.block, p.out(), p.per_head());
+    return recorder.last.flops;
+  };
+  EXPECT_EQ(flops(causal(4096, 4096)), 17184063488.0);
+  EXPECT_EQ(flops(documents({1024, 1024, 1024, 1024})), 4 * flops(causal(1024, 1024)));
+}
+
+TEST(AttentionContract, NoQueriesOrNoKeysIsNoWork) {
+  Device device(DeviceKind::cpu, 2);
+  const Problem p = random_problem({4, 4, 1, 1, 8}, causal(4, 4), DType::f32);
+  Tensors tensors(p);
+  std::vector<float> out(32, 3.0f), lse(4, 1.0f);
+  attention_block_forward(device, tensors.block({2, 2}), f32_tensor(out, {4, 1, 8}), f32_tensor(lse, {1, 4}));
+  EXPECT_THAT(out, ::testing::Each(3.0f));
+  EXPECT_THAT(lse, ::testing::Each(1.0f));
+  AttentionBlock none = tensors.block({0, 4});
+  none.query = none.query.slice(0, 0, 0);
+  none.lo = none.lo.slice(0, 0, 0);
+  none.hi = none.hi.slice(0, 0, 0);
+  attention_block_forward(device, none, f32_tensor(out, {4, 1, 8}).slice(0, 0, 0),
+                          f32_tensor(lse, {1, 4}).slice(1, 0, 0));
+  EXPECT_THAT(out, ::testing::Each(3.0f));
+}
+
+// Runs `body` and returns what it threw.
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const InternalError& error) {
+    return error.what();
+  }
+  return "nothing thrown";
+}
+
+TEST(AttentionContract, ChecksNameWhatIsWrong) {
+  using ::testing::HasSubstr;
+  const auto forward = [](const std::function<void(DryProblem&)>& change) {
+    return message_of([&] {
+      DryProblem p({6, 5, 4, 2, 8});
+      change(p);
+      attention_block_forward(p.device, p.block, p.out(), p.per_head());
+    });
+  };
+  EXPECT_EQ(forward([](DryProblem&) {}), "nothing thrown");
+  EXPECT_THAT(forward([](DryProblem& p) {
+                p.block.key = p.tensor(DType::f32, {5, 3, 8});
+              }),
+              HasSubstr("4 query heads over 3 key/value heads"));
+  EXPECT_THAT(forward([](DryProblem& p) {
+                p.block.value = p.tensor(DType::f32, {4, 2, 8});
+              }),
+              HasSubstr("value is (4, 2, 8), needs (5, 2, 8)"));
+  EXPECT_THAT(forward([](DryProblem& p) {
+                p.block.key = p.tensor(DType::bf16, {5, 2, 8});
+              }),
+              HasSubstr("key holds bf16, needs f32"));
+  EXPECT_THAT(forward([](DryProblem& p) { p.block.hi = p.tensor(DType::i32, {6}); }), HasSubstr("hi holds i32"));
+  EXPECT_THAT(forward([](DryProblem& p) { p.block.lo = p.tensor(DType::i64, {5}); }), HasSubstr("lo is (5)"));
+  EXPECT_THAT(forward([](DryProblem& p) { p.block.scale = kNaN; }), HasSubstr("scale nan, needs a finite number"));
+  EXPECT_THAT(forward([](DryProblem& p) { p.block.visible_pairs = 31; }), HasSubstr("31 visible pairs"));
+  EXPECT_THAT(forward([](DryProblem& p) {
+                p.block.query = Tensor(p.memory.data(), DType::f32, {6, 4, 8}, {64, 16, 2});
+              }),
+              HasSubstr("query has stride 2 in its last dimension"));
+  DryProblem p({6, 5, 4, 2, 8});
+  EXPECT_THAT(message_of([&] { attention_block_forward(p.device, p.block, p.d_key(), p.per_head()); }),
+              HasSubstr("out is (5, 2, 8), needs (6, 4, 8)"));
+  EXPECT_THAT(message_of([&] {
+                attention_state_init(p.device, p.out(), p.tensor(DType::f32, {6, 4}));
+              }),
+              HasSubstr("lse is (6, 4), needs (heads, queries) = (4, 6)"));
+  EXPECT_THAT(message_of([&] {
+                attention_delta(p.device, p.out(), p.tensor(DType::i32, {6, 4, 8}), p.per_head());
+              }),
+              HasSubstr("d_out i32"));
+}
+
+TEST(AttentionContract, TheListEndsWithTheReferenceThatTakesAll) {
+  EXPECT_THAT(attention_implementations(), ::testing::ElementsAre("vector", "reference"));
+  DryProblem large({2, 2, 1, 1, 300});
+  const auto list = attention_implementation_list();
+  EXPECT_THAT(list[0].declines(large.block), ::testing::HasSubstr("300"));
+  EXPECT_EQ(list[1].declines(large.block), "");
+  EXPECT_EQ(list[0].declines(DryProblem({2, 2, 1, 1, 256}).block), "");
+}
+
+TEST(AttentionContract, StateInitAndDelta) {
+  Device device(DeviceKind::cpu, 2);
+  std::vector<float> out(2 * 3 * 5, kNaN), lse(6, kNaN);
+  attention_state_init(device, f32_tensor(out, {2, 3, 5}), f32_tensor(lse, {3, 2}));
+  EXPECT_THAT(out, ::testing::Each(0.0f));
+  EXPECT_THAT(lse, ::testing::Each(-kInfinity));
+
+  for (DType out_type : {DType::f32, DType::bf16})
+    for (DType d_out_type : {DType::f32, DType::bf16}) {
+      Stored o({1, 2, 3, 4, 5, 6, 7, 8}, out_type), g({1, 1, 2, 0.5f, -1, 1, 0, 3}, d_out_type);
+      std::vector<float> delta(4);
+      attention_delta(device, o.tensor({2, 2, 2}), g.tensor({2, 2, 2}), f32_tensor(delta, {2, 2}));
+      EXPECT_THAT(delta, ::testing::ElementsAre(3, 1, 8, 24));  // (heads, queries)
+    }
+}
+
+// All tensors of a problem with 3 rows that lie `kRowStride` elements apart in memory that is never committed but for a
+// few pages.
+struct FarApart {
+  static constexpr int64_t kRowStride = int64_t{1} << 30;
+
+  FarApart(const Problem& p, Device& device) : sizes(p.sizes), memory(device, 3 * kRowStride * 4) {
+    block = Tensors(p).block({0, 3});
+    block.query = place(p.query, p.dtype, sizes.heads);
+    block.key = place(p.key, p.dtype, sizes.kv_heads);
+    block.value = place(p.value, p.dtype, sizes.kv_heads);
+    d_out = place(p.d_out, p.dtype, sizes.heads);
+    out = place(std::vector<float>(p.query.size(), 0.0f), DType::f32, sizes.heads);
+    d_query = place(std::vector<float>(p.query.size(), 0.0f), DType::f32, sizes.heads);
+    d_key = place(std::vector<float>(p.key.size(), 0.0f), DType::f32, sizes.kv_heads);
+    d_value = place(std::vector<float>(p.key.size(), 0.0f), DType::f32, sizes.kv_heads);
+  }
+
+  // A (3, heads, D) view that holds `values`.
+  Tensor place(const std::vector<float>& values, DType dtype, int64_t heads) {
+    const int64_t width = heads * sizes.head_size;
+    void* const data = static_cast<char*>(memory.data()) + 4096 * placed++;
+    for (int64_t i = 0; i < 3; ++i)
+      for (int64_t d = 0; d < width; ++d) {
+        const float x = values[static_cast<size_t>(i * width + d)];
+        if (dtype == DType::f32)
+          static_cast<float*>(data)[i * kRowStride + d] = x;
+        else
+          static_cast<BFloat16*>(data)[i * kRowStride + d] = to_bfloat16(x);
+      }
+    return {data, dtype, {3, heads, sizes.head_size}, {kRowStride, sizes.head_size, 1}};
+  }
+
+  static std::vector<float> compact(const Tensor& t) {
+    std::vector<float> values;
+    for (int64_t i = 0; i < 3; ++i)
+      for (int64_t d = 0; d < t.dim(1) * t.dim(2); ++d) values.push_back(t.data<float>()[i * kRowStride + d]);
+    return values;
+  }
+
+  Sizes sizes;
+  DeviceMemory memory;
+  int64_t placed = 0;
+  AttentionBlock block;
+  Tensor d_out, out, d_query, d_key, d_value;
+};
+
+class AttentionFarApart : public AttentionTest {};
+INSTANTIATE_TEST_SUITE_P(EveryImplementation, AttentionFarApart, ::testing::ValuesIn(attention_variants()),
+                         attention_variant_name);
+
+TEST_P(AttentionFarApart, B107_RowStrideOf2To30Elements) {
+  const Problem p = random_problem({3, 3, 4, 2, 8}, causal(3, 3), dtype());
+  const Results<float> expected = run(implementation(), p);
+  Device device(DeviceKind::cpu, 1);
+  FarApart far(p, device);
+  Tensors positions(p);
+  far.block.lo = positions.block({0, 3}).lo;
+  far.block.hi = positions.block({0, 3}).hi;
+  std::vector<float> lse(12), delta(12);
+  attention_state_init(device, far.out, f32_tensor(lse, {4, 3}));
+  implementation().forward(device, far.block, far.out, f32_tensor(lse, {4, 3}));
+  attention_delta(device, far.out, far.d_out, f32_tensor(delta, {4, 3}));
+  implementation().backward(device, far.block, far.d_out, f32_tensor(lse, {4, 3}), f32_tensor(delta, {4, 3}),
+                            far.d_query, far.d_key, far.d_value);
+  EXPECT_EQ(FarApart::compact(far.out), expected.out);
+  EXPECT_EQ(lse, expected.lse);
+  EXPECT_EQ(FarApart::compact(far.d_query), expected.d_query);
+  EXPECT_EQ(FarApart::compact(far.d_key), expected.d_key);
+  EXPECT_EQ(FarApart::compact(far.d_value), expected.d_value);
+}
+
+// Positions past 2^32, and intervals as wide as the type.
+TEST_P(AttentionFarApart, B106_PositionsBeyond32Bits) {
+  constexpr int64_t kOrigin = int64_t{5} << 32;
+  const Problem p = random_problem({20, 20, 2, 1, 8}, causal(20, 20), dtype());
+  const Results<float> expected = run(implementation(), p);
+  Device device(DeviceKind::cpu, 1);
+  Tensors tensors(p);
+  AttentionBlock block = tensors.block({0, 20});
+  block.key_begin = kOrigin;
+  for (int64_t i = 0; i < 20; ++i) {
+    block.lo.data<int64_t>()[i] = i % 2 == 0 ? kOrigin : std::numeric_limits<int64_t>::min();
+    block.hi.data<int64_t>()[i] = i == 19 ? std::numeric_limits<int64_t>::max() : kOrigin + i + 1;
+  }
+  std::vector<float> out(p.query.size()), lse(40);
+  attention_state_init(device, f32_tensor(out, {20, 2, 8}), f32_tensor(lse, {2, 20}));
+  implementation().forward(device, block, f32_tensor(out, {20, 2, 8}), f32_tensor(lse, {2, 20}));
+  EXPECT_EQ(out, expected.out);
+  EXPECT_EQ(lse, expected.lse);
+}
+
+}  // namespace
+}  // namespace farspan::test

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// Invariant 2 (design: the loss is global): one sum over all valid targets of the global batch, divided by their number.
+#include "tests/ranks/training_case.h"
+
+namespace farspan::testing_case {
+namespace {
+
+std::shared_ptr<const Dataset> rows(std::vector<std::vector<int64_t>> lengths, std::vector<int64_t> without = {}) {
+  return std::make_shared<GivenRows>(std::move(lengths), 257, false, std::move(without));
+}
+
+// Loss of rows taken one by one, weighted by their targets: what one batch of all of them must give.
+double weighted_loss(const Config& config, const std::vector<std::vector<int64_t>>& lengths) {
+  Config single = config;
+  single.training.global_batch_size = static_cast<int64_t>(lengths.size());
+  const Outcome together = train(single, 1, rows(lengths));
+  return *together.steps[0].totals.loss;
+}
+
+TEST(Loss, B056_AccumulationOverUnequalTargetCountsEqualsTheLargeBatch) {
+  // Rows of 2 and 8 targets: as one micro-batch of two, as two micro-batches, and on two data-parallel ranks.
+  Config config = model_m(9);
+  config.training.global_batch_size = 2;
+  const auto dataset = rows({{3}, {9}});
+  config.training.micro_batch_size = 2;
+  const Outcome large = train(config, 1, dataset);
+  config.training.micro_batch_size = 1;
+  const Outcome accumulated = train(config, 1, dataset);
+  const Outcome parallel = train(config, 2, dataset);
+  EXPECT_EQ(large.steps[0].totals.targets, 10);
+  expect_same_training(accumulated, large, "accumulated");
+  expect_same_training(parallel, large, "dp 2");
+}
+
+TEST(Loss, B063_AMeanOfRankMeansWouldDiffer) {
+  Config config = model_m(9);
+  const double unequal = weighted_loss(config, {{3}, {9}});
+  const Config one_row = config;
+  const double first = *train(one_row, 1, rows({{3}})).steps[0].totals.loss;
+  EXPECT_GT(std::abs(first - unequal), 1e-4) << "the rows must differ for this test to mean anything";
+}
+
+TEST(Loss, B057_ABatchWithoutTargetsMovesNothingAndReportsNoLoss) {
+  Config config = model_m(12);
+  config.optimizer.optimizer = OptimizerKind::adamw;
+  config.optimizer.lr = 1e-2;
+  config.optimizer.weight_decay = 0.1;
+  const Outcome none = train(with_cp(config, 2), 2, rows({{12}}, {0}));
+  EXPECT_FALSE(none.steps[0].totals.loss.has_value());
+  EXPECT_TRUE(none.steps[0].skipped);
+  EXPECT_EQ(none.steps[0].totals.targets, 0);
+  Config still = config;
+  still.training.train_iters = 0;
+  const Outcome normal = train(with_cp(config, 2), 2, rows({{12}}));
+  EXPECT_NE(none.weights, normal.weights);
+  for (float weight : none.weights[0]) EXPECT_TRUE(std::isfinite(weight));
+  config.optimizer.lr = 0;
+  EXPECT_EQ(none.weights, train(with_cp(config, 2), 2, rows({{12}})).weights) << "the start, untouched";
+}
+
+TEST(Loss, B032_ARankThatHoldsOnlyPaddingTakesPart) {
+  Config config = model_m(16);
+  config.parallel.cp_layout = CpLayout::contiguous;
+  const auto dataset = rows({{5}});
+  const Outcome one = train(config, 1, dataset);
+  EXPECT_EQ(one.steps[0].totals.targets, 4);
+  for (CpCommType type : {CpCommType::p2p, CpCommType::all_gather})
+    expect_same_training(train(with_cp(config, 4, type), 4, dataset), one, "ranks 2 and 3 hold padding");
+}
+
+TEST(Loss, B059_TargetsAreCountedOnceInEveryLayout) {
+  Config config = model_m(16);
+  const auto one_sequence = one_document_rows(1, 16);
+  EXPECT_EQ(train(with_cp(config, 4), 4, one_sequence).steps[0].totals.targets, 15);
+  config.training.global_batch_size = 4;
+  EXPECT_EQ(train(config, 4, one_document_rows(4, 16)).steps[0].totals.targets, 60);
+}
+
+TEST(Loss, B060_ShiftLosesNoTargetAtAChunkEdge) {
+  for (int64_t cp : {1, 2, 4, 8})
+    EXPECT_EQ(train(with_cp(model_m(16), cp), static_cast<int>(cp), one_document_rows(1, 16)).steps[0].totals.targets, 15);
+  EXPECT_EQ(train(model_m(5), 1, one_document_rows(1, 5)).steps[0].totals.targets, 4);
+}
+
+TEST(Loss, B061_TrainingAndEvaluationLossAgreeAtEveryRankCount) {
+  Config config = model_m(16);
+  config.optimizer.lr = 0;
+  config.training.global_batch_size = 4;
+  const auto dataset = one_document_rows(4, 16);
+  const double reference = *train(config, 1, dataset).steps[0].totals.loss;
+  for (int64_t cp : {1, 2, 4}) {
+    const Outcome outcome = train(with_cp(config, cp), static_cast<int>(cp), dataset);
+    EXPECT_NEAR(*outcome.evaluation, reference, 1e-6 * reference) << cp;
+    EXPECT_NEAR(*outcome.steps[0].totals.loss, reference, 1e-6 * reference) << cp;
+  }
+}
+
+TEST(Loss, B064_EachRankHoldsItsShareOnce) {
+  const SequenceLayout two(CpLayout::zigzag, 64, 2);
+  const SequenceLayout four(CpLayout::zigzag, 64, 4);
+  EXPECT_EQ(two.local_length(), 32);
+  EXPECT_EQ(four.local_length(), 16);
+  for (int64_t cp : {2, 4})
+    EXPECT_EQ(train(with_cp(model_m(64), cp), static_cast<int>(cp), one_document_rows(1, 64)).steps[0].totals.targets, 63);
+}
+
+TEST(Loss, B034_PackedDocumentsEqualSeparateRows) {
+  Config packed = model_m(16);
+  const Outcome together = train(with_cp(packed, 2), 2, rows({{5, 11}}));
+  Config apart = model_m(16);
+  apart.training.global_batch_size = 2;
+  const Outcome separate = train(apart, 1, rows({{5}, {11}}));
+  expect_same_training(together, separate, "5 and 11 tokens");
+}
+
+TEST(Loss, B045_EveryRowOfAMicroBatchKeepsItsOwnDocuments) {
+  Config packed = model_m(16);
+  packed.training.micro_batch_size = 2;
+  packed.training.global_batch_size = 2;
+  const Outcome together = train(with_cp(packed, 2), 2, rows({{5, 11}, {12, 4}}));
+  packed.training.micro_batch_size = 1;
+  expect_same_training(together, train(packed, 1, rows({{5, 11}, {12, 4}})), "two rows");
+}
+
+TEST(Loss, B118_TokensAreCountedOnceInEveryLayout) {
+  Config config = model_m(64);
+  config.training.global_batch_size = 4;
+  for (const auto& [ranks, cp] : {std::pair<int, int64_t>{4, 1}, {4, 2}, {4, 4}}) {
+    int64_t tokens = 0;
+    for (const StepReport& step : train(with_cp(config, cp), ranks, one_document_rows(4, 64), 5).steps)
+      tokens += step.totals.tokens;
+    EXPECT_EQ(tokens, 1280);
+  }
+}
+
+TEST(Loss, B120_AttentionWorkCountsVisiblePairsOnly) {
+  Config config = model_m(64);
+  EXPECT_EQ(train(config, 1, one_document_rows(1, 64)).steps[0].totals.visible_pairs, 64 * 65 / 2);
+  EXPECT_EQ(train(with_cp(config, 4), 4, rows({{16, 16, 16, 16}})).steps[0].totals.visible_pairs, 4 * 16 * 17 / 2);
+}
+
+TEST(Optimizer, B077_AGradientThatIsNotFiniteSkipsTheStepAndAHugeOneDoesNot) {
+  Config config = model_m(12);
+  config.optimizer.clip_grad = 1;
+  const Job job = make_job(config, 1, RunKind::train, one_document_rows(1, 12));
+  run_job(job, [&](RankTrainer& trainer, ThreadWorld&) {
+    trainer.initialise_weights();
+    WeightState& state = trainer.weights();
+    const std::vector<float> before = copy_of(state.master);
+    float* gradients = state.gradients.tensor().data<float>();
+    const auto update = [&](float value) {
+      std::fill_n(gradients, state.gradients.tensor().numel(), 0.0f);
+      gradients[3] = value;
+      return update_weights(*trainer.context().device, job.config.optimizer, trainer.parameters(), 1, 0, state);
+    };
+    EXPECT_TRUE(update(std::numeric_limits<float>::infinity()).skipped);
+    EXPECT_TRUE(update(std::numeric_limits<float>::quiet_NaN()).skipped);
+    EXPECT_EQ(copy_of(state.master), before);
+    const UpdateResult huge = update(2e22f);
+    EXPECT_FALSE(huge.skipped);
+    EXPECT_NEAR(huge.gradient_norm / 2e22, 1, 1e-6);
+    EXPECT_NEAR(state.master.tensor().data<float>()[3], before[3] - 0.1, 1e-5) << "clipped to norm 1, lr 0.1";
+  });
+}
+
+TEST(Optimizer, B073_DecayFallsOnMatricesOnly) {
+  Config config = model_m(12);
+  config.optimizer.optimizer = OptimizerKind::adamw;
+  config.optimizer.lr = 0.1;
+  config.optimizer.weight_decay = 0.1;
+  config.model.add_qkv_bias = true;
+  config.model.qk_layernorm = true;
+  const Job job = make_job(config, 1, RunKind::train, one_document_rows(1, 12));
+  run_job(job, [&](RankTrainer& trainer, ThreadWorld&) {
+    trainer.initialise_weights();
+    WeightState& state = trainer.weights();
+    const std::vector<float> before = copy_of(state.master);
+    std::fill_n(state.gradients.tensor().data<float>(), state.gradients.tensor().numel(), 0.0f);
+    update_weights(*trainer.context().device, job.config.optimizer, trainer.parameters(), 1, 0, state);
+    const std::vector<float> after = copy_of(state.master);
+    for (const Parameter& parameter : trainer.parameters().parameters()) {
+      const bool matrix = parameter.shape.rank() == 2;
+      for (int64_t i = parameter.offset; i < parameter.offset + parameter.shape.numel(); ++i) {
+        const size_t at = static_cast<size_t>(i);
+        if (matrix) {
+          EXPECT_NEAR(after[at], 0.99f * before[at], 1e-8f) << parameter.name;
+        } else {
+          EXPECT_EQ(after[at], before[at]) << parameter.name;
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace farspan::testing_case

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Invariant 4 (design: no surprise memory) and the policies that trade memory for work.
+#include "plan/step_plan.h"
+#include "tests/ranks/training_case.h"
+
+namespace farspan::testing_case {
+namespace {
+
+int64_t largest(const MemoryPlan& plan, Purpose purpose) { return plan.largest_by_purpose[static_cast<size_t>(purpose)]; }
+
+TEST(MemoryPlan, HighestByteInUseEqualsThePlanOnEveryRank) {
+  for (Precision precision : {Precision::fp32, Precision::bf16}) {
+    for (Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+      for (CpCommType type : {CpCommType::p2p, CpCommType::all_gather}) {
+        for (int64_t cp : {1, 2, 3, 4}) {
+          Config config = with_cp(model_m(52), cp, type);
+          config.training.precision = precision;
+          config.memory.recompute_granularity = recompute;
+          config.memory.mlp_tile_tokens = 8;
+          config.memory.loss_tile_tokens = 16;
+          const Outcome outcome = train(config, static_cast<int>(cp), one_document_rows(1, 52), 2);
+          for (size_t rank = 0; rank < outcome.plans.size(); ++rank)
+            EXPECT_EQ(outcome.highest_bytes[rank], outcome.plans[rank].peak_bytes) << "cp " << cp << " rank " << rank;
+        }
+      }
+    }
+  }
+}
+
+TEST(MemoryPlan, EveryRecomputePolicyGivesTheSameBits) {
+  Config config = with_cp(model_m(44), 2);
+  config.training.global_batch_size = 2;
+  config.memory.mlp_tile_tokens = 8;
+  config.memory.loss_tile_tokens = 8;
+  const auto dataset = std::make_shared<GivenRows>(std::vector<std::vector<int64_t>>{{11, 33}, {40}}, 257);
+  for (Precision precision : {Precision::fp32, Precision::bf16}) {
+    config.training.precision = precision;
+    config.model.qk_layernorm = precision == Precision::bf16;
+    config.memory.recompute_granularity = Recompute::none;
+    const Outcome none = train(config, 2, dataset, 2);
+    config.memory.recompute_granularity = Recompute::full;
+    expect_same_bits(train(config, 2, dataset, 2), none, "full");
+    config.memory.recompute_granularity = Recompute::selective;
+    expect_same_bits(train(config, 2, dataset, 2), none, "selective");
+    for (const char* module : {"layernorm", "qkv", "attn_proj", "mlp"}) {
+      config.memory.recompute_modules = {module};
+      expect_same_bits(train(config, 2, dataset, 2), none, module);
+    }
+    config.memory.recompute_modules.clear();
+  }
+}
+
+TEST(MemoryPlan, EveryTileSizeGivesTheSameTraining) {
+  Config config = model_m(40);
+  const auto dataset = one_document_rows(1, 40);
+  config.memory.mlp_tile_tokens = 40;
+  config.memory.loss_tile_tokens = 40;
+  const Outcome whole = train(config, 1, dataset);
+  for (int64_t tile : {1, 7, 8, 39}) {
+    config.memory.mlp_tile_tokens = tile;
+    config.memory.loss_tile_tokens = tile;
+    expect_same_training(train(config, 1, dataset), whole, "tiles of " + std::to_string(tile));
+  }
+}
+
+TEST(MemoryPlan, KeptBytesFallAsOneOverCp) {
+  const auto kept = [](int64_t cp) {
+    const Job job = make_job(with_cp(model_m(4096), cp), static_cast<int>(cp), RunKind::train, one_document_rows(1, 4096));
+    return largest(job.records[0].memory, Purpose::kept);
+  };
+  for (int64_t cp : {2, 4, 8}) EXPECT_EQ(kept(cp) * cp, kept(1)) << cp;
+}
+
+TEST(MemoryPlan, TheRingsLiveBytesDoNotDependOnCp) {
+  const auto ring = [](int64_t cp) {
+    const Job job =
+        make_job(with_cp(model_m(256 * cp), cp), static_cast<int>(cp), RunKind::train, one_document_rows(1, 256 * cp));
+    return largest(job.records[0].memory, Purpose::communication);
+  };
+  EXPECT_GT(ring(2), 0);
+  EXPECT_EQ(ring(4), ring(2));
+  EXPECT_EQ(ring(8), ring(2));
+}
+
+TEST(MemoryPlan, PoliciesOrderAsTheyShould) {
+  const auto peak = [](Recompute recompute) {
+    Config config = model_m(2048);
+    config.model.num_layers = 8;
+    config.memory.recompute_granularity = recompute;
+    return make_job(config, 1, RunKind::train, one_document_rows(1, 2048)).records[0].memory.peak_bytes;
+  };
+  EXPECT_LT(peak(Recompute::full), peak(Recompute::selective));
+  EXPECT_LT(peak(Recompute::selective), peak(Recompute::none));
+}
+
+TEST(MemoryPlan, LayoutWastesLittleBeyondTheLiveBytes) {
+  Config config = model_m(2048);
+  config.model.num_layers = 6;
+  const Job job = make_job(with_cp(config, 4), 4, RunKind::train, one_document_rows(1, 2048));
+  for (const PlannedProgram& program : job.records[0].memory.programs)
+    EXPECT_LE(program.end, program.live_peak + program.live_peak / 50) << program.name;
+}
+
+TEST(MemoryPlan, B108_EvaluationNeedsNoMoreThanTraining) {
+  Config config = model_m(1024);
+  config.model.vocab_size = 32000;
+  const Job job = make_job(config, 1, RunKind::train, one_document_rows(1, 1024));
+  int64_t train_end = 0;
+  int64_t evaluate_end = 0;
+  for (const PlannedProgram& program : job.records[0].memory.programs) {
+    (program.name == "train" ? train_end : evaluate_end) = program.end;
+    for (const PlannedBuffer& buffer : program.buffers) EXPECT_LT(buffer.bytes, 1024 * 32000 * 4) << buffer.name;
+  }
+  EXPECT_GT(evaluate_end, 0);
+  EXPECT_LE(evaluate_end, train_end);
+}
+
+TEST(MemoryPlan, B109_MicroBatchesDoNotAddUp) {
+  Config config = model_m(64);
+  const auto peak = [&](int64_t batch) {
+    config.training.global_batch_size = batch;
+    return make_job(config, 1, RunKind::train, one_document_rows(16, 64)).records[0].memory.peak_bytes;
+  };
+  EXPECT_EQ(peak(16), peak(1));
+}
+
+TEST(MemoryPlan, APlanLargerThanTheLimitIsRefusedWithTheNumbers) {
+  Config config = model_m(64);
+  config.memory.memory_limit = 1000;
+  try {
+    make_job(config, 1, RunKind::train, one_document_rows(1, 64));
+    FAIL() << "nothing was thrown";
+  } catch (const MemoryError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("the limit is 1000"));
+  }
+}
+
+// docs: received per rank and row, forward (cp-1) 2 s K D b, backward (cp-1) 2 s K D (b + 4); gradients
+// 2 bytes (n-1)/n. Counted by the running ranks, by the dry ones, and by formula.
+TEST(Bytes, CountersEqualTheFormulas) {
+  for (const auto& [precision, b] : {std::pair{Precision::fp32, 4}, std::pair{Precision::bf16, 2}}) {
+    for (CpCommType type : {CpCommType::p2p, CpCommType::all_gather}) {
+      Config config = with_cp(model_m(96), 4, type);
+      config.training.precision = precision;
+      const Job job = make_job(config, 4, RunKind::train, one_document_rows(1, 96));
+      const int64_t s = 96 / 4;
+      const int64_t kd = 2 * 8;
+      const int64_t cp_bytes = 2 /* layers */ * 3 * (2 * s * kd * b + 2 * s * kd * (b + 4));
+      std::array<Traffic, 4> cp{};
+      std::array<Traffic, 4> sum{};
+      run_job(job, [&](RankTrainer& trainer, ThreadWorld&) {
+        trainer.initialise_weights();
+        trainer.train_step(1, false);
+        const size_t rank = static_cast<size_t>(trainer.context().rank);
+        cp[rank] = trainer.context().group(Dimension::cp).traffic();
+        sum[rank] = trainer.context().group(Dimension::dp_cp).traffic();
+      });
+      int64_t received = 0;
+      for (size_t rank = 0; rank < 4; ++rank) {
+        EXPECT_EQ(cp[rank].bytes_received, cp_bytes);
+        EXPECT_EQ(cp[rank].bytes_sent, cp_bytes);
+        EXPECT_EQ(job.records[rank].micro_batch.traffic[static_cast<size_t>(Dimension::cp)].bytes_received, cp_bytes);
+        received += sum[rank].bytes_received;
+      }
+      const int64_t gradient_bytes = ParameterTable(job.config.model).flat_elements() * 4;
+      const int64_t three_loss_numbers = 3 * 8;
+      EXPECT_EQ(received, 2 * 3 * (gradient_bytes + three_loss_numbers)) << "all ranks together: 2 bytes (n - 1)";
+    }
+  }
+}
+
+TEST(Repeatable, TheSameRunTwiceGivesTheSameBits) {
+  Config config = with_cp(model_m(40), 4);
+  config.optimizer.optimizer = OptimizerKind::adamw;
+  const auto dataset = one_document_rows(3, 40);
+  expect_same_bits(train(config, 4, dataset, 4), train(config, 4, dataset, 4), "twice");
+}
+
+}  // namespace
+}  // namespace farspan::testing_case
