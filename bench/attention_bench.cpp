@@ -144,10 +144,10 @@ const std::vector<Case> kCases = {
 }  // namespace farspan
 
 int main(int argc, char** argv) {
+  using farspan::Pass;
   for (const farspan::Case& c : farspan::kCases)
-    for (const auto& [name, pass] :
-         {std::pair{"forward", farspan::Pass::forward}, std::pair{"backward", farspan::Pass::backward}})
-      benchmark::RegisterBenchmark((c.name + "/" + name).c_str(),
+    for (const Pass pass : {Pass::forward, Pass::backward})
+      benchmark::RegisterBenchmark((c.name + (pass == Pass::forward ? "/forward" : "/backward")).c_str(),
                                    [&c, pass](benchmark::State& state) { farspan::run_case(state, c, pass); })
           ->Unit(benchmark::kMillisecond)
           ->UseRealTime();

@@ -90,7 +90,7 @@ struct TrainingConfig {
   DeviceChoice device = DeviceChoice::automatic;
   bool deterministic = false;
   int64_t eval_interval = 0;  // steps between evaluations; 0: only at the end, and not at all without held-out rows
-  int64_t eval_iters = 10;    // batches of one evaluation
+  int64_t eval_iters = 10;    // batches of one evaluation; 0: none
   int64_t log_interval = 1;
 };
 

@@ -158,7 +158,7 @@ std::vector<Key> training_keys() {
       key("training", "deterministic", "the same bits on every run", kTraining, &TrainingConfig::deterministic),
       key("training", "eval_interval", "steps between evaluations; 0: only at the end", kTraining,
           &TrainingConfig::eval_interval),
-      key("training", "eval_iters", "batches of one evaluation", kTraining, &TrainingConfig::eval_iters),
+      key("training", "eval_iters", "batches of one evaluation; 0: none", kTraining, &TrainingConfig::eval_iters),
       key("training", "log_interval", "steps between log lines", kTraining, &TrainingConfig::log_interval),
   };
 }

@@ -235,11 +235,11 @@ void check_training(const TrainingConfig& training, Reasons& reasons) {
   size_fits("train_iters", training.train_iters, 0, reasons);
   if (training.seed < 0) reasons.add("seed {} is negative; use 0 or more", training.seed);
   size_fits("eval_interval", training.eval_interval, 0, reasons);
-  size_fits("eval_iters", training.eval_iters, 1, reasons);
+  size_fits("eval_iters", training.eval_iters, 0, reasons);
   size_fits("log_interval", training.log_interval, 1, reasons);
 }
 
-void check_optimizer(const OptimizerConfig& optimizer, int64_t train_iters, Reasons& reasons) {
+void check_optimizer(const OptimizerConfig& optimizer, Reasons& reasons) {
   check_not_negative("lr", optimizer.lr, reasons);
   check_not_negative("min_lr", optimizer.min_lr, reasons);
   if (optimizer.lr >= 0 && optimizer.min_lr > optimizer.lr) {
@@ -247,12 +247,9 @@ void check_optimizer(const OptimizerConfig& optimizer, int64_t train_iters, Reas
   }
   const bool warmup_fits = size_fits("lr_warmup_iters", optimizer.lr_warmup_iters, 0, reasons);
   const bool decay_fits = size_fits("lr_decay_iters", optimizer.lr_decay_iters, 0, reasons);
-  const bool derived = optimizer.lr_decay_iters == 0;
-  const int64_t decay_iters = derived ? train_iters : optimizer.lr_decay_iters;
-  // With train_iters 0 no step is made and the schedule is never asked.
-  if (warmup_fits && decay_fits && decay_iters > 0 && optimizer.lr_warmup_iters > decay_iters) {
-    reasons.add("lr_warmup_iters {} is more than the {} steps of {}; use {} or less", optimizer.lr_warmup_iters,
-                decay_iters, derived ? "train_iters" : "lr_decay_iters", decay_iters);
+  if (warmup_fits && decay_fits && optimizer.lr_decay_iters > 0 && optimizer.lr_warmup_iters > optimizer.lr_decay_iters) {
+    reasons.add("lr_warmup_iters {} is more than lr_decay_iters {}, of which it is part; use {} or less",
+                optimizer.lr_warmup_iters, optimizer.lr_decay_iters, optimizer.lr_decay_iters);
   }
   check_not_negative("weight_decay", optimizer.weight_decay, reasons);
   check_fraction("adam_beta1", optimizer.adam_beta1, "0.9", reasons);
@@ -306,7 +303,9 @@ void derive_all(Config& config, const ResolvedSizes& sizes) {
   derive(config, "training.global_batch_size", training.global_batch_size,
          training.micro_batch_size * sizes.data_parallel_size);
   if (training.train_iters > 0) {
-    derive(config, "optimizer.lr_decay_iters", config.optimizer.lr_decay_iters, training.train_iters);
+    // A run may end inside its warm-up.
+    derive(config, "optimizer.lr_decay_iters", config.optimizer.lr_decay_iters,
+           std::max(training.train_iters, config.optimizer.lr_warmup_iters));
   }
   derive(config, "memory.mlp_tile_tokens", config.memory.mlp_tile_tokens, tile_tokens(model.ffn_hidden_size));
   if (model.vocab_size > 0) {
@@ -328,7 +327,7 @@ ResolvedSizes resolve(Config& config, int world_size, ResolveScope scope) {
   check_split(config.data.split, reasons);
   check_training(config.training, reasons);
   sizes.micro_batches = check_batches(config.training, sizes, reasons);
-  check_optimizer(config.optimizer, config.training.train_iters, reasons);
+  check_optimizer(config.optimizer, reasons);
   check_memory(config.memory, reasons);
   check_positive("distributed_timeout_seconds", config.communication.distributed_timeout_seconds, reasons);
   size_fits("save_interval", config.output.save_interval, 0, reasons);

@@ -9,7 +9,9 @@
 #include <gtest/gtest.h>
 #include <sstream>
 #include <string>
+#include <sys/resource.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 namespace farspan {
 
@@ -43,6 +45,7 @@ class TemporaryFolder {
 struct ProgramResult {
   std::string command;  // repeats the run by hand
   int status = -1;      // exit status; -1 when a signal ended it
+  int64_t peak_bytes = 0;  // largest resident memory, as the system counted it
   std::string out;
   std::string err;
   // The last line of stderr, without its line break.
@@ -63,11 +66,19 @@ inline ProgramResult run_program(const std::string& arguments, const std::string
   }
   const TemporaryFolder folder;
   ProgramResult result;
-  result.command = "env -u OMPI_COMM_WORLD_SIZE -u PMI_SIZE -u SLURM_NTASKS -u SLURM_PROCID -u SLURM_STEP_NUM_TASKS " +
+  result.command = "exec env -u OMPI_COMM_WORLD_SIZE -u PMI_SIZE -u SLURM_NTASKS -u SLURM_PROCID -u SLURM_STEP_NUM_TASKS " +
                    environment + " " + program + " " + arguments;
   const std::string redirected = result.command + " >" + folder.path() + "/out 2>" + folder.path() + "/err";
-  const int status = std::system(redirected.c_str());
+  const pid_t child = fork();
+  if (child == 0) {
+    execl("/bin/sh", "sh", "-c", redirected.c_str(), nullptr);
+    _exit(127);
+  }
+  int status = 0;
+  rusage usage{};
+  wait4(child, &status, 0, &usage);
   result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  result.peak_bytes = int64_t{1024} * usage.ru_maxrss;
   result.out = folder.read("out");
   result.err = folder.read("err");
   return result;

@@ -49,8 +49,6 @@ TEST(Loss, B057_ABatchWithoutTargetsMovesNothingAndReportsNoLoss) {
   EXPECT_FALSE(none.steps[0].totals.loss.has_value());
   EXPECT_TRUE(none.steps[0].skipped);
   EXPECT_EQ(none.steps[0].totals.targets, 0);
-  Config still = config;
-  still.training.train_iters = 0;
   const Outcome normal = train(with_cp(config, 2), 2, rows({{12}}));
   EXPECT_NE(none.weights, normal.weights);
   for (float weight : none.weights[0]) EXPECT_TRUE(std::isfinite(weight));

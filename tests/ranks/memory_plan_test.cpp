@@ -98,7 +98,7 @@ TEST(MemoryPlan, LayoutWastesLittleBeyondTheLiveBytes) {
   config.model.num_layers = 6;
   const Job job = make_job(with_cp(config, 4), 4, RunKind::train, one_document_rows(1, 2048));
   for (const PlannedProgram& program : job.records[0].memory.programs)
-    EXPECT_LE(program.end, program.live_peak + program.live_peak / 50) << program.name;
+    EXPECT_LE(program.end, program.live_peak + program.live_peak / 20) << program.name;
 }
 
 TEST(MemoryPlan, B108_EvaluationNeedsNoMoreThanTraining) {

@@ -18,8 +18,9 @@
 
 namespace farspan::testing_case {
 
-// Rows given by the lengths of their documents; what is left of seq_length is padding. Token values are random. A token's
-// label is the next token of its document; `without_targets` rows have none.
+// Rows given by the lengths of their documents; what is left of seq_length is padding. Token values are random and follow
+// one another through all rows, so the same documents dealt to rows otherwise hold the same tokens. A token's label is the
+// next token of its document; `without_targets` rows have none.
 class GivenRows : public Dataset {
  public:
   GivenRows(std::vector<std::vector<int64_t>> rows, int64_t vocab_size, bool cross_documents = false,
@@ -55,7 +56,10 @@ class GivenRows : public Dataset {
 
  private:
   int32_t token(const Row& row, int64_t at) const {
-    const double draw = Philox(11, static_cast<uint64_t>(row.id)).uniform(static_cast<uint64_t>(at));
+    int64_t in_stream = at;
+    for (int64_t before = 0; before < row.id; ++before)
+      for (int64_t length : rows_[static_cast<size_t>(before)]) in_stream += length;
+    const double draw = Philox(11, "tokens").uniform(static_cast<uint64_t>(in_stream));
     return static_cast<int32_t>(draw * static_cast<double>(vocab_size_));
   }
   int32_t label(const Row& row, int64_t at) const {

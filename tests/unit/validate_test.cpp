@@ -156,11 +156,11 @@ TEST(Resolve, WrongValuesAreNamedWithTheirKey) {
       {"training.global_batch_size", "-2"},
       {"training.seed", "-1"},
       {"training.eval_interval", "-1"},
-      {"training.eval_iters", "0"},
+      {"training.eval_iters", "-1"},
       {"training.log_interval", "0"},
       {"optimizer.lr", "-1"},
       {"optimizer.min_lr", "0.5"},
-      {"optimizer.lr_warmup_iters", "101"},
+      {"optimizer.lr_warmup_iters", "-1"},
       {"optimizer.lr_decay_iters", "-1"},
       {"optimizer.weight_decay", "-1"},
       {"optimizer.adam_beta1", "1"},
@@ -276,11 +276,12 @@ TEST(Resolve, LoadWeightsOnlyNeedsLoad) {
 }
 
 TEST(Resolve, WarmUpAgainstTheStepsItIsPartOf) {
-  EXPECT_THAT(refusal({{"optimizer.lr_warmup_iters", "20"}, {"training.train_iters", "10"}}),
-              HasSubstr("lr_warmup_iters 20 is more than the 10 steps of train_iters; use 10 or less"));
-  EXPECT_NO_THROW(resolved({{"optimizer.lr_warmup_iters", "20"}, {"training.train_iters", "0"}}));
-  EXPECT_NO_THROW(resolved(
-      {{"optimizer.lr_warmup_iters", "20"}, {"training.train_iters", "10"}, {"optimizer.lr_decay_iters", "100"}}));
+  EXPECT_THAT(refusal({{"optimizer.lr_warmup_iters", "20"}, {"optimizer.lr_decay_iters", "10"}}),
+              HasSubstr("lr_warmup_iters 20 is more than lr_decay_iters 10, of which it is part; use 10 or less"));
+  const Config short_run = with({{"optimizer.lr_warmup_iters", "20"}, {"training.train_iters", "10"}});
+  Config sized = short_run;
+  resolve(sized, 1);
+  EXPECT_EQ(sized.optimizer.lr_decay_iters, 20) << "a run may end inside its warm-up";
 }
 
 TEST(Resolve, FillsInWhatFollows) {

@@ -2,9 +2,9 @@
 // Register-blocked products, exp and packing, compiled once per instruction set. Included by attention_kernels.cpp
 // only, after Highway.
 //
-// product: C(rows, vectors) = A(rows, k) B(k, vectors). B and C hold vectors; an element of A is broadcast. A block of
-// kBlockRows x 2 vectors of C stays in registers while k runs. A comes in both orders, so none of the seven products of
-// attention needs a transposed copy of a score tile.
+// A product: C(rows, vectors) = A(rows, k) B(k, vectors). B and C hold vectors; an element of A is broadcast. A block
+// of kBlockRows x 2 vectors of C stays in registers while k runs. A comes in both orders, so none of the seven products
+// of attention needs a transposed copy of a score tile.
 
 #if defined(FARSPAN_OPS_CPU_ATTENTION_TILE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef FARSPAN_OPS_CPU_ATTENTION_TILE_INL_H
