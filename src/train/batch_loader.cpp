@@ -86,7 +86,12 @@ void BatchLoader::fill(const Row& row, int64_t index, LoadedBatch& loaded) const
   deal(layout_, cp_rank_, [&](Span span, int64_t local_begin) {
     const size_t begin = static_cast<size_t>(local_begin);
     const size_t count = static_cast<size_t>(span.length());
-    dataset_->read(row, span, tokens.subspan(begin, count), labels.subspan(begin, count));
+    if (row.length > 0) {
+      dataset_->read(row, span, tokens.subspan(begin, count), labels.subspan(begin, count));
+    } else {  // a row that the batch lacks
+      std::fill_n(tokens.begin() + local_begin, count, 0);
+      std::fill_n(labels.begin() + local_begin, count, kIgnoredLabel);
+    }
   });
   loaded.local_targets += std::count_if(labels.begin(), labels.end(), [](int32_t l) { return l != kIgnoredLabel; });
   deal_positions(layout_, cp_rank_, row.documents, config_.data.reset_position_ids,

@@ -47,7 +47,7 @@ TEST(Memory, ResidentPeakIsThePlanAtSeveralGiB) {
 // 131,072 tokens: an S x S buffer of one byte a pair would alone be 16 GiB.
 TEST(Memory, B042_OneStepAt131072TokensStaysUnderOneGiB) {
   const TemporaryFolder folder;
-  const std::string text = long_text(folder, 140000);
+  const std::string text = long_text(folder, 131072);
   const std::string config = folder.write(
       "long.yaml",
       "model:\n  num_layers: 2\n  hidden_size: 64\n  num_attention_heads: 1\ndata:\n  seq_length: 131072\n  split: \"100,0\"\n"

@@ -20,8 +20,11 @@ inline constexpr int64_t kPanelVectors = 2;
 // Multiples of every panel width and of most register block heights. A tile of keys and values of head size 64 is 48
 // KiB: it stays in the second-level cache while all panels of the task pass over it.
 inline constexpr int64_t kForwardKeys = 96;
-inline constexpr int64_t kBackwardKeys = 96;
-inline constexpr int64_t kBackwardRows = 96;
+
+// All rows pass over each chunk of keys, so a larger chunk reads them less often: with 8 heads of 64, where a head's
+// rows lie 2 KiB apart and share few cache sets, 192 keys and 48 rows run 1.2 times as fast as 96 and 96.
+inline constexpr int64_t kBackwardKeys = 192;
+inline constexpr int64_t kBackwardRows = 48;
 
 inline constexpr int64_t padded_head_size(int64_t head_size) { return round_up(head_size, kMaxLanes); }
 
