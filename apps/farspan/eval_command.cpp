@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // farspan eval: loss and perplexity of a checkpoint on the held-out rows.
-#include <fmt/format.h>
-
 #include <cmath>
+#include <fmt/format.h>
 
 #include "command.h"
 #include "config/command_line.h"

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // farspan generate: continues a prompt with a checkpoint's model, on one rank.
-#include <fmt/format.h>
-
 #include <cstdio>
+#include <fmt/format.h>
 
 #include "command.h"
 #include "config/command_line.h"

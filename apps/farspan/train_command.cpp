@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // farspan train: checks and plans the run, says what it will do, trains.
-#include <fmt/format.h>
-
 #include <cstdio>
+#include <fmt/format.h>
 
 #include "command.h"
 #include "config/command_line.h"

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <fmt/format.h>
-
 #include <stdexcept>
 #include <string>
 
@@ -66,8 +65,8 @@ namespace detail {
 
 // FARSPAN_CHECK(condition, "rms_norm: x has {} columns, weight has {}", a, b): an invariant of the code itself. Throws
 // InternalError with the statement and its place. User mistakes throw ConfigError or DataError instead.
-#define FARSPAN_CHECK(condition, ...)                                                                          \
-  do {                                                                                                         \
-    if (!(condition)) [[unlikely]]                                                                             \
-      ::farspan::detail::throw_check_failure(#condition, __FILE__, __LINE__, ::fmt::format(__VA_ARGS__));      \
+#define FARSPAN_CHECK(condition, ...)                                                                     \
+  do {                                                                                                    \
+    if (!(condition)) [[unlikely]]                                                                        \
+      ::farspan::detail::throw_check_failure(#condition, __FILE__, __LINE__, ::fmt::format(__VA_ARGS__)); \
   } while (false)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Philox4x32-10, a counter-based random number generator: the value at any index is a pure function of (key, counter), so
-// a parameter's or a token's randomness never depends on which rank computes it or in which order.
-// Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3 and table 2.
+// Philox4x32-10, a counter-based random number generator: the value at any index is a pure function of (key, counter),
+// so a parameter's or a token's randomness never depends on which rank computes it or in which order. Source: Salmon,
+// Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3 and table 2.
 #pragma once
 
 #include <array>

@@ -2,9 +2,9 @@
 // Communicator: one rank's end of one group of ranks. Collectives are started in the same order by every rank of the
 // group and completed by Work::wait. The memory passed in must stay alive and untouched until wait returns.
 //
-// Every call has a sequence number in its group, a deadline, and an entry in the rank's recorder. Ranks that disagree on
-// the operation, its size or its order get a CommunicationError that names both sides; a rank that never comes is named
-// when the deadline passes; when a rank fails, every wait in the job ends within moments.
+// Every call has a sequence number in its group, a deadline, and an entry in the rank's recorder. Ranks that disagree
+// on the operation, its size or its order get a CommunicationError that names both sides; a rank that never comes is
+// named when the deadline passes; when a rank fails, every wait in the job ends within moments.
 #pragma once
 
 #include <array>
@@ -63,7 +63,7 @@ class Communicator {
  public:
   virtual ~Communicator() = default;
 
-  int rank() const { return rank_; }                       // within the group
+  int rank() const { return rank_; }  // within the group
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<int>& ranks() const { return ranks_; }  // world ranks, in group order
   Dimension dimension() const { return dimension_; }

@@ -247,7 +247,8 @@ void check_optimizer(const OptimizerConfig& optimizer, Reasons& reasons) {
   }
   const bool warmup_fits = size_fits("lr_warmup_iters", optimizer.lr_warmup_iters, 0, reasons);
   const bool decay_fits = size_fits("lr_decay_iters", optimizer.lr_decay_iters, 0, reasons);
-  if (warmup_fits && decay_fits && optimizer.lr_decay_iters > 0 && optimizer.lr_warmup_iters > optimizer.lr_decay_iters) {
+  if (warmup_fits && decay_fits && optimizer.lr_decay_iters > 0 &&
+      optimizer.lr_warmup_iters > optimizer.lr_decay_iters) {
     reasons.add("lr_warmup_iters {} is more than lr_decay_iters {}, of which it is part; use {} or less",
                 optimizer.lr_warmup_iters, optimizer.lr_decay_iters, optimizer.lr_decay_iters);
   }

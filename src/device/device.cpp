@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/device.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <fstream>
+#include <sched.h>
 #include <string>
+#include <sys/mman.h>
 #include <thread>
 
 #include "base/error.h"
@@ -62,10 +62,14 @@ DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
   return *this;
 }
 
-int threads_per_rank(int ranks) {
-  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  return std::max(1, cores / std::max(1, ranks));
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
+
+int threads_per_rank(int ranks) { return std::max(1, usable_cores() / std::max(1, ranks)); }
 
 int64_t available_memory_bytes() {
   int64_t available = INT64_MAX;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device: where a rank's maths runs and where its memory lives. An op is written as checks + cost + one body per device:
+// Device: where a rank's maths runs and where its memory lives. An op is written as checks + cost + one body per
+// device:
 //
 //   device.run({"rms_norm_forward", OpClass::memory, flops, bytes}, [&] { cpu::rms_norm_forward(...); });
 //
-// The dry device computes nothing: run() only reports the cost, and memory it hands out is an address range that is never
-// touched. The same model code therefore runs on it, and what it would do can be planned before anything is allocated.
+// The dry device computes nothing: run() only reports the cost, and memory it hands out is an address range that is
+// never touched. The same model code therefore runs on it, and what it would do can be planned before anything is
+// allocated.
 #pragma once
 
 #include <chrono>
@@ -70,8 +72,8 @@ class Device {
   OpObserver* observer_ = nullptr;
 };
 
-// One block of a device's memory, given back on destruction. CPU: zero-filled pages that cost nothing until touched; dry:
-// addresses only. Throws MemoryError with the size when the system refuses.
+// One block of a device's memory, given back on destruction. CPU: zero-filled pages that cost nothing until touched;
+// dry: addresses only. Throws MemoryError with the size when the system refuses.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
@@ -88,6 +90,9 @@ class DeviceMemory {
   int64_t bytes_ = 0;
   bool dry_ = false;
 };
+
+// Cores this process may run on (its CPU affinity).
+int usable_cores();
 
 // Threads that an op of each of `ranks` thread ranks may use, so that all together use the machine's cores once.
 int threads_per_rank(int ranks);

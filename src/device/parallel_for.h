@@ -9,14 +9,14 @@
 
 namespace farspan {
 
-// Calls body(begin, end) on disjoint ranges that cover [0, n). Ranges depend on n, grain and device.threads() only, and at
-// most one is given to a thread unless `grain` says otherwise: a range holds at least `grain` items. An exception thrown by
-// a body is rethrown here once all threads have finished.
+// Calls body(begin, end) on disjoint ranges that cover [0, n). Ranges depend on n, grain and device.threads() only, and
+// at most one is given to a thread unless `grain` says otherwise: a range holds at least `grain` items. An exception
+// thrown by a body is rethrown here once all threads have finished.
 void parallel_for(const Device& device, int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
 
-// Calls body(index, thread) for every index in [0, n), handed out one at a time in ascending order to whichever thread is
-// free. For items of uneven cost whose results do not depend on which thread computes them; `thread` is in
-// [0, device.threads()) and picks per-thread scratch.
+// Calls body(index, thread) for every index in [0, n), handed out one at a time in ascending order to whichever thread
+// is free. For items of uneven cost whose results do not depend on which thread computes them; `thread` is in [0,
+// device.threads()) and picks per-thread scratch.
 void parallel_tasks(const Device& device, int64_t n, const std::function<void(int64_t, int)>& body);
 
 }  // namespace farspan

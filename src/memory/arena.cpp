@@ -18,13 +18,20 @@ void* address(const DeviceMemory& memory, int64_t offset) {
 
 std::string_view name_of(Purpose purpose) {
   switch (purpose) {
-    case Purpose::weights: return "weights";
-    case Purpose::gradients: return "gradients";
-    case Purpose::optimizer: return "optimizer";
-    case Purpose::kept: return "kept";
-    case Purpose::workspace: return "workspace";
-    case Purpose::communication: return "communication";
-    case Purpose::batch: return "batch";
+    case Purpose::weights:
+      return "weights";
+    case Purpose::gradients:
+      return "gradients";
+    case Purpose::optimizer:
+      return "optimizer";
+    case Purpose::kept:
+      return "kept";
+    case Purpose::workspace:
+      return "workspace";
+    case Purpose::communication:
+      return "communication";
+    case Purpose::batch:
+      return "batch";
   }
   throw InternalError("name_of: unknown purpose");
 }
@@ -83,17 +90,17 @@ PlannedBuffer& Arena::record(std::string_view name, Purpose purpose, int64_t byt
 const PlannedBuffer& Arena::expect(std::string_view name, Purpose purpose, int64_t bytes, int32_t* id) {
   const PlannedBuffer* planned = nullptr;
   if (program_ < 0) {
-    FARSPAN_CHECK(next_resident_ < plan_.resident.size(), "arena: {} ({} bytes) is taken but no such resident buffer is planned",
-                  name, bytes);
+    FARSPAN_CHECK(next_resident_ < plan_.resident.size(),
+                  "arena: {} ({} bytes) is taken but no such resident buffer is planned", name, bytes);
     planned = &plan_.resident[next_resident_++];
   } else {
     const PlannedProgram& now = program();
-    FARSPAN_CHECK(next_event_ < now.events.size(), "arena: {} ({} bytes) is taken after the end of the planned program '{}'",
-                  name, bytes, now.name);
+    FARSPAN_CHECK(next_event_ < now.events.size(),
+                  "arena: {} ({} bytes) is taken after the end of the planned program '{}'", name, bytes, now.name);
     const ArenaEvent event = now.events[next_event_++];
     planned = &now.buffers[static_cast<size_t>(event.buffer)];
-    FARSPAN_CHECK(!event.release, "arena: program '{}' takes {} ({} bytes) where the plan releases {}", now.name, name, bytes,
-                  planned->name);
+    FARSPAN_CHECK(!event.release, "arena: program '{}' takes {} ({} bytes) where the plan releases {}", now.name, name,
+                  bytes, planned->name);
     *id = event.buffer;
   }
   FARSPAN_CHECK(planned->name == name && planned->bytes == bytes && planned->purpose == purpose,
@@ -111,8 +118,8 @@ void Arena::give_back(int32_t id) noexcept {
   }
   if (std::uncaught_exceptions() > 0 || !departure_.empty()) return;
   const PlannedProgram& now = program();
-  const bool on_plan = next_event_ < now.events.size() && now.events[next_event_].release &&
-                       now.events[next_event_].buffer == id;
+  const bool on_plan =
+      next_event_ < now.events.size() && now.events[next_event_].release && now.events[next_event_].buffer == id;
   if (on_plan) {
     ++next_event_;
   } else {
@@ -144,8 +151,8 @@ void Arena::end_program() {
   FARSPAN_CHECK(program_ >= 0, "arena: no program to end");
   FARSPAN_CHECK(live_ == 0, "arena: program '{}' ends with {} buffers not released", program().name, live_);
   FARSPAN_CHECK(recording_ || next_event_ == program().events.size(),
-                "arena: program '{}' ends after {} of {} planned takes and releases; the next would be {}", program().name,
-                next_event_, program().events.size(),
+                "arena: program '{}' ends after {} of {} planned takes and releases; the next would be {}",
+                program().name, next_event_, program().events.size(),
                 program().buffers[static_cast<size_t>(program().events[next_event_].buffer)].name);
   program_ = -1;
 }

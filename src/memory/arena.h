@@ -7,8 +7,8 @@
 // else than the plan says stops with an error that names the buffer.
 //
 // Buffers taken before any program begins are resident (weights, gradients, optimizer state). A program is a named,
-// repeatable sequence (one training micro-batch, one evaluation batch); programs never overlap in time and share the space
-// above the resident part.
+// repeatable sequence (one training micro-batch, one evaluation batch); programs never overlap in time and share the
+// space above the resident part.
 #pragma once
 
 #include <array>
@@ -53,9 +53,9 @@ struct PlannedProgram {
 struct MemoryPlan {
   std::vector<PlannedBuffer> resident;
   std::vector<PlannedProgram> programs;
-  int64_t peak_bytes = 0;               // size of the one allocation
-  BytesByPurpose by_purpose{};          // live bytes at the moment of the peak; padding counted as workspace
-  std::string peak_program;             // where the peak is
+  int64_t peak_bytes = 0;       // size of the one allocation
+  BytesByPurpose by_purpose{};  // live bytes at the moment of the peak; padding counted as workspace
+  std::string peak_program;     // where the peak is
   // Largest live total of one purpose at any moment (kept activations, communication buffers), whenever it occurs.
   BytesByPurpose largest_by_purpose{};
 };
@@ -127,7 +127,7 @@ class Arena {
   size_t next_resident_ = 0;  // replaying: position among the resident buffers
   int64_t live_ = 0;          // buffers of the current program not yet given back
   int64_t highest_byte_ = 0;
-  std::string departure_;     // what a release did that the plan does not say; thrown by the next call that may throw
+  std::string departure_;  // what a release did that the plan does not say; thrown by the next call that may throw
 };
 
 // Enters a program and leaves it again.

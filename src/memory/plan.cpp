@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // From lifetimes to offsets. Resident buffers lie at the bottom, one after the other. A program's buffers are placed
 // above, largest first, each at the lowest offset where it meets no buffer alive at the same time. Finding the least
-// height is NP-hard (dynamic storage allocation); largest first stays within a few percent of the live-byte bound on the
-// programs here, and tests hold it to that.
+// height is NP-hard (dynamic storage allocation); largest first stays within a few percent of the live-byte bound on
+// the programs here, and tests hold it to that.
 #include <algorithm>
 #include <numeric>
 
@@ -29,7 +29,6 @@ std::vector<Lifetime> lifetimes(const PlannedProgram& program) {
   return lives;
 }
 
-
 void place(PlannedProgram& program, int64_t bottom) {
   const std::vector<Lifetime> lives = lifetimes(program);
   std::vector<size_t> order(program.buffers.size());
@@ -45,13 +44,13 @@ void place(PlannedProgram& program, int64_t bottom) {
     for (size_t other : placed) {
       if (lives[other].end <= life.begin || life.end <= lives[other].begin) continue;
       if (program.buffers[other].offset >= offset + buffer.bytes) break;
-      offset = std::max(offset, round_up(program.buffers[other].offset + program.buffers[other].bytes, kArenaAlignment));
+      offset =
+          std::max(offset, round_up(program.buffers[other].offset + program.buffers[other].bytes, kArenaAlignment));
     }
     buffer.offset = offset;
     program.end = std::max(program.end, offset + buffer.bytes);
-    const auto after = std::upper_bound(placed.begin(), placed.end(), offset, [&](int64_t o, size_t other) {
-      return o < program.buffers[other].offset;
-    });
+    const auto after = std::upper_bound(placed.begin(), placed.end(), offset,
+                                        [&](int64_t o, size_t other) { return o < program.buffers[other].offset; });
     placed.insert(after, index);
   }
 }

@@ -65,16 +65,15 @@ void normalise_heads(const LayerContext& context, const LayerTensors& weights, S
   const Heads normed = attended_heads(context, saved);
   rms_norm_forward(context.device, raw.query, weights.query_norm, config.norm_epsilon, normed.query,
                    saved.query_rstd.tensor());
-  rms_norm_forward(context.device, raw.key, weights.key_norm, config.norm_epsilon, normed.key,
-                   saved.key_rstd.tensor());
+  rms_norm_forward(context.device, raw.key, weights.key_norm, config.norm_epsilon, normed.key, saved.key_rstd.tensor());
 }
 
 void project_qkv(const LayerContext& context, const LayerTensors& weights, const MicroBatch& batch, const Tensor& x,
                  SavedAttention& saved) {
   if (saved.qkv.taken()) return;
   normalise(context, weights, x, saved);
-  saved.qkv = context.take("attention.query_key_value", {context.tokens(), weights.qkv.dim(0)},
-                           purpose_if(context.keep.qkv));
+  saved.qkv =
+      context.take("attention.query_key_value", {context.tokens(), weights.qkv.dim(0)}, purpose_if(context.keep.qkv));
   linear_forward(context.device, saved.normed, weights.qkv, saved.qkv.tensor());
   if (weights.qkv_bias.defined()) bias_add(context.device, weights.qkv_bias, saved.qkv.tensor());
   if (context.config.qk_layernorm) normalise_heads(context, weights, saved);
@@ -140,10 +139,12 @@ void attention_layer_backward(const LayerContext& context, const LayerTensors& w
   const ModelConfig& config = context.config;
   const int64_t A = config.num_attention_heads;
   project_qkv(context, weights, batch, x, saved);
-  Buffer d_qkv = context.take("attention.d_query_key_value", {context.tokens(), weights.qkv.dim(0)}, Purpose::workspace);
+  Buffer d_qkv =
+      context.take("attention.d_query_key_value", {context.tokens(), weights.qkv.dim(0)}, Purpose::workspace);
   const Heads d_heads = split_heads(config, d_qkv);
   {
-    Buffer d_output = context.take("attention.d_output", {context.tokens(), A * config.kv_channels}, Purpose::workspace);
+    Buffer d_output =
+        context.take("attention.d_output", {context.tokens(), A * config.kv_channels}, Purpose::workspace);
     linear_backward_weight(context.device, d, saved.output, d_weights.attention_output);
     linear_backward_input(context.device, d, weights.attention_output, d_output.tensor(), Accumulate::no);
     const auto rows = [&](const Tensor& fused) { return by_row(context, heads_of(fused, 0, A, config.kv_channels)); };

@@ -6,8 +6,8 @@ namespace farspan {
 int64_t matmul_parameters(const ModelConfig& config) {
   const int64_t H = config.hidden_size;
   const int64_t D = config.kv_channels;
-  const int64_t attention = (config.num_attention_heads + 2 * config.num_query_groups) * D * H +
-                            H * config.num_attention_heads * D;
+  const int64_t attention =
+      (config.num_attention_heads + 2 * config.num_query_groups) * D * H + H * config.num_attention_heads * D;
   const int64_t mlp = 3 * H * config.ffn_hidden_size;
   return config.num_layers * (attention + mlp) + config.vocab_size * H;
 }

@@ -3,8 +3,8 @@
 //
 //   6 N tokens + 12 pairs A D L
 //
-// N: matmul parameters, the output projection included (a tied embedding counts once); pairs: visible (query, key) pairs.
-// Forward is a third of it. MFU divides by the device's peak.
+// N: matmul parameters, the output projection included (a tied embedding counts once); pairs: visible (query, key)
+// pairs. Forward is a third of it. MFU divides by the device's peak.
 #pragma once
 
 #include "config/config.h"

@@ -50,8 +50,8 @@ void head_loss_and_gradient(const LayerContext& context, const ModelTensors& wei
     const Tensor logits = rows(buffers.logits);
     const Tensor d_logits = buffers.d_logits.taken() ? rows(buffers.d_logits) : logits;
     project(context, weights, x_tile, normed, rstd, logits);
-    cross_entropy(context.device, logits, labels.slice(0, begin, end), gradient_scale,
-                  token_loss.slice(0, begin, end), d_logits);
+    cross_entropy(context.device, logits, labels.slice(0, begin, end), gradient_scale, token_loss.slice(0, begin, end),
+                  d_logits);
     linear_backward_weight(context.device, d_logits, normed, d_weights.head);
     const Tensor d_normed = normed;  // its last reader was the line above
     linear_backward_input(context.device, d_logits, weights.head, d_normed, Accumulate::no);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Final norm, output projection and cross-entropy, in tiles of tokens: each tile's logits are turned into the tile's loss
-// and gradient at once, so the logits of all tokens never exist.
+// Final norm, output projection and cross-entropy, in tiles of tokens: each tile's logits are turned into the tile's
+// loss and gradient at once, so the logits of all tokens never exist.
 //
 //   normed = rms_norm(x)         (t, H)
 //   logits = normed Whead^T      (t, V) f32
@@ -15,7 +15,8 @@ namespace farspan {
 // Forward and backward. `gradient_scale` multiplies every token's loss gradient (1 / number of targets of the global
 // batch). token_loss (T) f32 and d_x (T, H) are written, weight gradients (f32) added to.
 void head_loss_and_gradient(const LayerContext& context, const ModelTensors& weights, const ModelTensors& d_weights,
-                            const Tensor& labels, const Tensor& x, double gradient_scale, Tensor token_loss, Tensor d_x);
+                            const Tensor& labels, const Tensor& x, double gradient_scale, Tensor token_loss,
+                            Tensor d_x);
 
 // Forward alone: token_loss (T) f32 is written.
 void head_loss(const LayerContext& context, const ModelTensors& weights, const Tensor& labels, const Tensor& x,

@@ -9,8 +9,10 @@ namespace farspan {
 
 KeepPolicy keep_policy(const MemoryConfig& config) {
   switch (config.recompute_granularity) {
-    case Recompute::none: return {.layernorm = true, .qkv = true, .attention = true, .attn_proj = true, .mlp = true};
-    case Recompute::full: return {};
+    case Recompute::none:
+      return {.layernorm = true, .qkv = true, .attention = true, .attn_proj = true, .mlp = true};
+    case Recompute::full:
+      return {};
     case Recompute::selective: {
       const auto& modules = config.recompute_modules;
       const auto kept = [&](const char* name) {
@@ -22,7 +24,8 @@ KeepPolicy keep_policy(const MemoryConfig& config) {
               .attn_proj = kept("attn_proj"),
               .mlp = kept("mlp")};
     }
-    case Recompute::automatic: break;
+    case Recompute::automatic:
+      break;
   }
   throw ConfigError("recompute_granularity auto is not in this version; use none, selective or full");
 }

@@ -33,9 +33,7 @@ struct LayerContext {
   int64_t loss_tile = 0;     // tokens
 
   int64_t tokens() const { return rows * local_length; }  // T
-  RopeStyle rope_style() const {
-    return config.rotary_interleaved ? RopeStyle::interleaved : RopeStyle::half_split;
-  }
+  RopeStyle rope_style() const { return config.rotary_interleaved ? RopeStyle::interleaved : RopeStyle::half_split; }
   Buffer take(std::string_view name, const Shape& shape, Purpose purpose) const {
     return arena.take(name, dtype, shape, purpose);
   }

@@ -6,9 +6,9 @@
 //   act     = silu(gate) * up         (t, F)
 //   y       = x + act Wd^T            (t, H)
 //
-// Backward is the same list read upwards. A tile's recomputation, where the policy asks for it, happens right before its
-// backward and lives no longer.
-// Tiled MLP: Blockwise Parallel Transformer (Liu and Abbeel, 2023); ALST (Snowflake, 2025).
+// Backward is the same list read upwards. A tile's recomputation, where the policy asks for it, happens right before
+// its backward and lives no longer. Tiled MLP: Blockwise Parallel Transformer (Liu and Abbeel, 2023); ALST (Snowflake,
+// 2025).
 #pragma once
 
 #include "model/layer_context.h"

@@ -93,8 +93,12 @@ void initialise_parameters(Device& device, const ParameterTable& table, int64_t 
     float* values = table.view(flat, parameter).data<float>();
     const int64_t n = parameter.shape.numel();
     switch (parameter.initialisation) {
-      case Initialisation::zeros: std::fill_n(values, n, 0.0f); break;
-      case Initialisation::ones: std::fill_n(values, n, 1.0f); break;
+      case Initialisation::zeros:
+        std::fill_n(values, n, 0.0f);
+        break;
+      case Initialisation::ones:
+        std::fill_n(values, n, 1.0f);
+        break;
       case Initialisation::normal: {
         const Philox random(static_cast<uint64_t>(seed), parameter.name);
         parallel_for(device, n, 1 << 14, [&](int64_t begin, int64_t end) {

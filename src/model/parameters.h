@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parameter table: every weight of a Llama-family decoder by name, in one fixed order, as slices of one flat buffer.
-// Weights, gradients and optimizer moments all use the same offsets, so a flat buffer can be summed over ranks in one go.
+// The parameter table: every weight of a Llama-family decoder by name, in one fixed order, as slices of one flat
+// buffer. Weights, gradients and optimizer moments all use the same offsets, so a flat buffer can be summed over ranks
+// in one go.
 //
 // Linear weights are (outputs, inputs). The fused query/key/value weight holds the rows of all query heads, then of all
 // key heads, then of all value heads; gate_up holds the gate's rows, then the up projection's.
@@ -22,8 +23,8 @@ struct Parameter {
   std::string name;
   Shape shape;
   Initialisation initialisation = Initialisation::normal;
-  double std = 0;     // of a normal start
-  bool decay = true;  // weight decay applies; not to norms and biases
+  double std = 0;      // of a normal start
+  bool decay = true;   // weight decay applies; not to norms and biases
   int64_t offset = 0;  // elements from the start of a flat buffer; a multiple of kParameterAlignment
 };
 
@@ -35,9 +36,9 @@ class ParameterTable {
   explicit ParameterTable(const ModelConfig& config);
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
-  int64_t flat_elements() const { return flat_elements_; }    // padding between parameters included
-  int64_t parameter_count() const;                            // padding not included
-  const Parameter& find(const std::string& name) const;       // throws InternalError
+  int64_t flat_elements() const { return flat_elements_; }  // padding between parameters included
+  int64_t parameter_count() const;                          // padding not included
+  const Parameter& find(const std::string& name) const;     // throws InternalError
   Tensor view(const Tensor& flat, const Parameter& parameter) const;
 
  private:
@@ -60,7 +61,7 @@ struct LayerTensors {
 };
 
 struct ModelTensors {
-  Tensor embedding;   // (V, H)
+  Tensor embedding;  // (V, H)
   std::vector<LayerTensors> layers;
   Tensor final_norm;  // (H)
   Tensor head;        // (V, H); the embedding itself when tied
@@ -68,8 +69,8 @@ struct ModelTensors {
 
 ModelTensors model_tensors(const ParameterTable& table, const ModelConfig& config, const Tensor& flat);
 
-// Writes the start values of every parameter into `flat` (f32). Each depends on (seed, name, index in the parameter) only,
-// never on layout, rank or thread count.
+// Writes the start values of every parameter into `flat` (f32). Each depends on (seed, name, index in the parameter)
+// only, never on layout, rank or thread count.
 void initialise_parameters(Device& device, const ParameterTable& table, int64_t seed, Tensor flat);
 
 }  // namespace farspan

@@ -8,8 +8,8 @@
 
 namespace farspan {
 
-// Forward and backward. Adds to d_weights (f32) the gradient of gradient_scale times the sum of the local tokens' losses,
-// and returns that sum, unscaled (0 on the dry device). May be called again to accumulate.
+// Forward and backward. Adds to d_weights (f32) the gradient of gradient_scale times the sum of the local tokens'
+// losses, and returns that sum, unscaled (0 on the dry device). May be called again to accumulate.
 double transformer_train(const LayerContext& context, const ModelTensors& weights, const ModelTensors& d_weights,
                          const MicroBatch& batch, double gradient_scale);
 

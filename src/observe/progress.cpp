@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "observe/progress.h"
 
-#include <fmt/format.h>
-#include <unistd.h>
-
 #include <array>
 #include <cstdio>
+#include <fmt/format.h>
+#include <unistd.h>
 
 namespace farspan {
 namespace {
@@ -51,11 +50,11 @@ std::string Progress::time_left(int64_t step) const {
 void Progress::show(const ProgressPoint& point) {
   const bool milestone = point.step % interval_ == 0 || point.step == last_;
   if (!terminal_ && !milestone) return;
-  const std::string line = fmt::format(
-      "step {}/{}  loss {}  grad norm {:.3f}  lr {:.2e}  {:.0f} tokens/s  memory {}  epoch {}  left {}{}", point.step,
-      last_, point.loss ? fmt::format("{:.4f}", *point.loss) : "none", point.gradient_norm, point.learning_rate,
-      point.tokens_per_second, bytes_text(point.memory_bytes), point.epoch, time_left(point.step),
-      point.skipped ? "  (update skipped)" : "");
+  const std::string line =
+      fmt::format("step {}/{}  loss {}  grad norm {:.3f}  lr {:.2e}  {:.0f} tokens/s  memory {}  epoch {}  left {}{}",
+                  point.step, last_, point.loss ? fmt::format("{:.4f}", *point.loss) : "none", point.gradient_norm,
+                  point.learning_rate, point.tokens_per_second, bytes_text(point.memory_bytes), point.epoch,
+                  time_left(point.step), point.skipped ? "  (update skipped)" : "");
   if (terminal_) {
     fmt::print("{}{}", kClearLine, line);
     line_open_ = true;

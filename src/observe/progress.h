@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a person sees of a running job: on a terminal one line that is redrawn in place, elsewhere one plain line a step.
-// Written to standard output by rank 0 only.
+// What a person sees of a running job: on a terminal one line that is redrawn in place, elsewhere one plain line a
+// step. Written to standard output by rank 0 only.
 #pragma once
 
 #include <chrono>

@@ -22,9 +22,9 @@
 //
 // Masked pairs are skipped by selection, never multiplied by zero: whatever a forbidden key, value, query or gradient
 // holds (NaN included), it changes no bit of an output that may not see it.
-// Grouped queries: query head a reads key/value head a / (A / K). Any head size D; those above 256 run on the much slower
-// reference. CPU: the same bits every time and for any number of threads.
-// Calls throw InternalError, naming the tensor, when shapes, types or strides do not fit together.
+// Grouped queries: query head a reads key/value head a / (A / K). Any head size D; those above 256 run on the much
+// slower reference. CPU: the same bits every time and for any number of threads. Calls throw InternalError, naming the
+// tensor, when shapes, types or strides do not fit together.
 #pragma once
 
 #include <cstdint>

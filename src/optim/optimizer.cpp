@@ -49,9 +49,7 @@ UpdateResult update_weights(Device& device, const OptimizerConfig& config, const
   }
   const double factor = clip_factor(config.clip_grad, result.gradient_norm);
   for (const Parameter& parameter : table.parameters()) {
-    const auto view = [&](const Buffer& flat) {
-      return flat.taken() ? table.view(flat, parameter) : Tensor();
-    };
+    const auto view = [&](const Buffer& flat) { return flat.taken() ? table.view(flat, parameter) : Tensor(); };
     const double decay = parameter.decay ? config.weight_decay : 0.0;
     if (config.optimizer == OptimizerKind::adamw) {
       const AdamWStep adamw = {.lr = result.learning_rate,

@@ -12,9 +12,9 @@ namespace farspan {
 
 // A rank's flat buffers. All resident; compute is undefined in fp32, where the master weights are computed with.
 struct WeightState {
-  Buffer master;     // (N) f32
-  Buffer compute;    // (N) bf16
-  Buffer gradients;  // (N) f32
+  Buffer master;         // (N) f32
+  Buffer compute;        // (N) bf16
+  Buffer gradients;      // (N) f32
   Buffer first_moment;   // (N) f32, AdamW only
   Buffer second_moment;  // (N) f32, AdamW only
 
@@ -29,7 +29,7 @@ WeightState take_inference_weights(Arena& arena, const ParameterTable& table, Pr
 struct UpdateResult {
   double gradient_norm = 0;  // before clipping
   double learning_rate = 0;
-  bool skipped = false;      // the norm is infinite or not a number: weights and moments are left alone
+  bool skipped = false;  // the norm is infinite or not a number: weights and moments are left alone
 };
 
 // One update with the gradients as they stand. `step` counts from 1; `updates` counts the updates made so far (skipped

@@ -21,12 +21,14 @@ struct GridSizes {
 
 class Grid {
  public:
-  // `order`: the four names tp, cp, dp, pp in some order, joined by dashes, fastest first. Throws ConfigError otherwise.
+  // `order`: the four names tp, cp, dp, pp in some order, joined by dashes, fastest first. Throws ConfigError
+  // otherwise.
   Grid(GridSizes sizes, const std::string& order);
 
   const GridSizes& sizes() const { return sizes_; }
 
-  // All groups of one dimension, each in rank order, ascending by first rank. dp_cp varies dp and cp; world is one group.
+  // All groups of one dimension, each in rank order, ascending by first rank. dp_cp varies dp and cp; world is one
+  // group.
   std::vector<std::vector<int>> groups(Dimension dimension) const;
   // The group that holds `rank`.
   std::vector<int> group_of(int rank, Dimension dimension) const;

@@ -11,11 +11,11 @@ namespace farspan {
 
 struct Machine {
   std::string name;
-  double gemm_flops = 0;           // per second and rank
-  double attention_flops = 0;      // per second and rank, on visible pairs
-  double memory_bandwidth = 0;     // bytes per second and rank
-  double link_bandwidth = 0;       // bytes per second that one rank receives
-  double peak_flops = 0;           // what MFU divides by; 0: unknown
+  double gemm_flops = 0;        // per second and rank
+  double attention_flops = 0;   // per second and rank, on visible pairs
+  double memory_bandwidth = 0;  // bytes per second and rank
+  double link_bandwidth = 0;    // bytes per second that one rank receives
+  double peak_flops = 0;        // what MFU divides by; 0: unknown
 };
 
 // A CPU of this kind with `cores` cores shared by `ranks` thread ranks.

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/step_plan.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
+#include <fmt/format.h>
 
 #include "model/flops.h"
 #include "model/parameters.h"
@@ -31,8 +30,7 @@ RankTime phase_time(const PhaseCost& cost, const Machine& machine) {
                  ops_of(cost, OpClass::memory).bytes / machine.memory_bandwidth;
   for (int i = 0; i < kDimensions; ++i) {
     const Dimension dimension = static_cast<Dimension>(i);
-    const double seconds =
-        static_cast<double>(traffic_of(cost, dimension).bytes_received) / machine.link_bandwidth;
+    const double seconds = static_cast<double>(traffic_of(cost, dimension).bytes_received) / machine.link_bandwidth;
     (dimension == Dimension::cp ? time.cp : time.other_communication) += seconds;
   }
   return time;
@@ -67,7 +65,8 @@ StepPlan plan_step(const Job& job, const Machine& machine) {
     const RankTime micro = phase_time(record.micro_batch, machine);
     const RankTime update = phase_time(record.update, machine);
     const double cp_exposed = overlaps ? std::max(0.0, micro.cp - micro.attention) : micro.cp;
-    const double exposed = micro_batches * (cp_exposed + micro.other_communication) + update.cp + update.other_communication;
+    const double exposed =
+        micro_batches * (cp_exposed + micro.other_communication) + update.cp + update.other_communication;
     const double seconds = micro_batches * micro.compute + update.compute + exposed;
     plan.seconds = std::max(plan.seconds, seconds);
     plan.exposed_communication_seconds = std::max(plan.exposed_communication_seconds, exposed);
@@ -100,7 +99,8 @@ std::string plan_json(const Job& job, const Machine& machine, const StepPlan& pl
   std::string text = fmt::format("{{\"fits\":{},\"ranks\":[", plan.fits);
   for (size_t rank = 0; rank < job.records.size(); ++rank) {
     const MemoryPlan& memory = job.records[rank].memory;
-    text += fmt::format("{}{{\"rank\":{},\"peak_bytes\":{},\"by_purpose\":{{", rank ? "," : "", rank, memory.peak_bytes);
+    text +=
+        fmt::format("{}{{\"rank\":{},\"peak_bytes\":{},\"by_purpose\":{{", rank ? "," : "", rank, memory.peak_bytes);
     for (int i = 0; i < kPurposes; ++i)
       text += fmt::format("{}\"{}\":{}", i ? "," : "", farspan::name_of(static_cast<Purpose>(i)),
                           memory.by_purpose[static_cast<size_t>(i)]);
@@ -123,11 +123,11 @@ std::string plan_json(const Job& job, const Machine& machine, const StepPlan& pl
 
 std::string plan_text(const Job& job, const Machine& machine, const StepPlan& plan) {
   const Config& config = job.config;
-  std::string text = fmt::format(
-      "{} parameters, {} ranks (cp {}, {}; dp {}), {} micro-batches of {} rows of {} tokens each step\n",
-      ParameterTable(config.model).parameter_count(), job.sizes.world_size, config.parallel.context_parallel_size,
-      name_of(comm_type(config)), job.sizes.data_parallel_size, job.sizes.micro_batches, config.training.micro_batch_size,
-      config.data.seq_length);
+  std::string text =
+      fmt::format("{} parameters, {} ranks (cp {}, {}; dp {}), {} micro-batches of {} rows of {} tokens each step\n",
+                  ParameterTable(config.model).parameter_count(), job.sizes.world_size,
+                  config.parallel.context_parallel_size, name_of(comm_type(config)), job.sizes.data_parallel_size,
+                  job.sizes.micro_batches, config.training.micro_batch_size, config.data.seq_length);
   const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1024.0 * 1024.0); };
   text += "\nmemory at the peak, MiB\n  rank        peak";
   for (int i = 0; i < kPurposes; ++i) text += fmt::format("  {:>13}", farspan::name_of(static_cast<Purpose>(i)));
@@ -143,10 +143,12 @@ std::string plan_text(const Job& job, const Machine& machine, const StepPlan& pl
   text += "\nbytes received in a step, all ranks together\n";
   for (int i = 0; i < kDimensions; ++i)
     if (plan.bytes[static_cast<size_t>(i)] > 0)
-      text += fmt::format("  {:<6} {}\n", farspan::name_of(static_cast<Dimension>(i)), plan.bytes[static_cast<size_t>(i)]);
+      text +=
+          fmt::format("  {:<6} {}\n", farspan::name_of(static_cast<Dimension>(i)), plan.bytes[static_cast<size_t>(i)]);
   text += fmt::format(
       "\nstep about {:.3g} s, of it {:.3g} s waiting for communication; {:.3g} model TFLOP\n"
-      "assumed of each rank: GEMM {:.3g} GFLOP/s, attention {:.3g} GFLOP/s, memory {:.3g} GB/s, link {:.3g} GB/s; one document a row\n",
+      "assumed of each rank: GEMM {:.3g} GFLOP/s, attention {:.3g} GFLOP/s, memory {:.3g} GB/s, link {:.3g} GB/s; one "
+      "document a row\n",
       plan.seconds, plan.exposed_communication_seconds, plan.model_flops / 1e12, machine.gemm_flops / 1e9,
       machine.attention_flops / 1e9, machine.memory_bandwidth / 1e9, machine.link_bandwidth / 1e9);
   return text;

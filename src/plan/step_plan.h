@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan of a step from what the dry device recorded: memory by rank and purpose, bytes on each dimension, and a time by a
-// simple model in which every op runs at its class's rate:
+// A plan of a step from what the dry device recorded: memory by rank and purpose, bytes on each dimension, and a time
+// by a simple model in which every op runs at its class's rate:
 //
 //   compute = sum over classes of flops / rate (gemm, attention) or bytes / bandwidth (memory)
 //   cp      = bytes received / link; of it p2p hides what fits behind attention, all_gather nothing
@@ -22,7 +22,7 @@ struct StepPlan {
   double model_flops = 0;                    // of the whole job
   std::array<int64_t, kDimensions> bytes{};  // received per step, all ranks together
   bool fits = true;
-  int64_t total_bytes = 0;                   // of all ranks' plans
+  int64_t total_bytes = 0;  // of all ranks' plans
   int64_t limit_bytes = 0;
 };
 

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/verify.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <fmt/format.h>
 
 #include "ops/norms.h"
 
 namespace farspan {
 namespace {
 
-// fp32 sums of some thousand terms in another order differ by a few hundred units in the last place of the largest; bf16
-// activations are rounded once per op in either layout, at places that depend on it.
+// fp32 sums of some thousand terms in another order differ by a few hundred units in the last place of the largest;
+// bf16 activations are rounded once per op in either layout, at places that depend on it.
 constexpr double kToleranceF32 = 1e-5;
 constexpr double kToleranceBf16 = 2e-2;
 
@@ -45,7 +44,8 @@ Gradients first_step_gradients(const Job& job) {
   return result;
 }
 
-GradientDifference compare(const Parameter& parameter, const std::vector<float>& layout, const std::vector<float>& one) {
+GradientDifference compare(const Parameter& parameter, const std::vector<float>& layout,
+                           const std::vector<float>& one) {
   GradientDifference result;
   result.name = parameter.name;
   for (int64_t i = parameter.offset; i < parameter.offset + parameter.shape.numel(); ++i) {
@@ -109,8 +109,8 @@ std::string verify_json(const VerifyReport& report) {
       number_or_null(report.loss_one), report.norm_layout, report.norm_one);
   bool first = true;
   for (const GradientDifference& g : report.gradients) {
-    text += fmt::format("{}{{\"name\":\"{}\",\"relative_error\":{:.17g},\"units_of_rounding\":{:.17g}}}", first ? "" : ",",
-                        g.name, g.relative(), g.relative() / report.unit_roundoff);
+    text += fmt::format("{}{{\"name\":\"{}\",\"relative_error\":{:.17g},\"units_of_rounding\":{:.17g}}}",
+                        first ? "" : ",", g.name, g.relative(), g.relative() / report.unit_roundoff);
     first = false;
   }
   return text + "]}\n";

@@ -23,11 +23,11 @@ struct VerifyReport {
   std::optional<double> loss_one;
   double norm_layout = 0;
   double norm_one = 0;
-  bool ranks_agree = true;                      // every rank of the layout holds the same gradient bits
-  std::vector<GradientDifference> gradients;    // every parameter, worst first
-  double tolerance = 0;                         // relative to the signal
-  double unit_roundoff = 0;                     // of the compute type
-  bool equal() const;                           // all within the tolerance
+  bool ranks_agree = true;                    // every rank of the layout holds the same gradient bits
+  std::vector<GradientDifference> gradients;  // every parameter, worst first
+  double tolerance = 0;                       // relative to the signal
+  double unit_roundoff = 0;                   // of the compute type
+  bool equal() const;                         // all within the tolerance
 };
 
 // Runs step 1 of `config` on `world_size` ranks and on one.

@@ -9,8 +9,8 @@ namespace farspan {
 
 enum class DType : uint8_t { f32, bf16, f64, i32, i64, u8 };
 
-int64_t size_of(DType dtype);             // bytes of one element
-std::string_view name_of(DType dtype);    // "f32", "bf16", ...
+int64_t size_of(DType dtype);           // bytes of one element
+std::string_view name_of(DType dtype);  // "f32", "bf16", ...
 
 // bfloat16: the upper half of an IEEE single.
 struct BFloat16 {
@@ -30,17 +30,39 @@ inline BFloat16 to_bfloat16(float x) {
 template <typename T>
 T from_float(float x);
 template <>
-inline float from_float<float>(float x) { return x; }
+inline float from_float<float>(float x) {
+  return x;
+}
 template <>
-inline BFloat16 from_float<BFloat16>(float x) { return to_bfloat16(x); }
+inline BFloat16 from_float<BFloat16>(float x) {
+  return to_bfloat16(x);
+}
 
 template <typename T>
 struct DTypeOf;
-template <> struct DTypeOf<float> { static constexpr DType value = DType::f32; };
-template <> struct DTypeOf<BFloat16> { static constexpr DType value = DType::bf16; };
-template <> struct DTypeOf<double> { static constexpr DType value = DType::f64; };
-template <> struct DTypeOf<int32_t> { static constexpr DType value = DType::i32; };
-template <> struct DTypeOf<int64_t> { static constexpr DType value = DType::i64; };
-template <> struct DTypeOf<uint8_t> { static constexpr DType value = DType::u8; };
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::f32;
+};
+template <>
+struct DTypeOf<BFloat16> {
+  static constexpr DType value = DType::bf16;
+};
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::f64;
+};
+template <>
+struct DTypeOf<int32_t> {
+  static constexpr DType value = DType::i32;
+};
+template <>
+struct DTypeOf<int64_t> {
+  static constexpr DType value = DType::i64;
+};
+template <>
+struct DTypeOf<uint8_t> {
+  static constexpr DType value = DType::u8;
+};
 
 }  // namespace farspan

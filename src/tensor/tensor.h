@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor: a typed, strided view of memory that somebody else owns (the arena, or a test's vector). Copying one copies the
-// view. House convention for ops: inputs are `const Tensor&`, outputs are `Tensor` by value, last.
+// Tensor: a typed, strided view of memory that somebody else owns (the arena, or a test's vector). Copying one copies
+// the view. House convention for ops: inputs are `const Tensor&`, outputs are `Tensor` by value, last.
 #pragma once
 
 #include <array>
@@ -37,7 +37,7 @@ class Shape {
 
 class Tensor {
  public:
-  Tensor() = default;  // undefined: no data, rank 0
+  Tensor() = default;                                           // undefined: no data, rank 0
   Tensor(void* data, DType dtype, Shape shape);                 // contiguous, row-major
   Tensor(void* data, DType dtype, Shape shape, Shape strides);  // strides in elements
 
@@ -45,7 +45,7 @@ class Tensor {
   DType dtype() const { return dtype_; }
   const Shape& shape() const { return shape_; }
   int rank() const { return shape_.rank(); }
-  int64_t dim(int i) const { return shape_[i]; }      // negative counts from the end
+  int64_t dim(int i) const { return shape_[i]; }       // negative counts from the end
   int64_t stride(int i) const { return strides_[i]; }  // elements
   int64_t numel() const { return shape_.numel(); }
   int64_t bytes() const { return numel() * size_of(dtype_); }

@@ -11,11 +11,16 @@ namespace {
 
 RopeSpec::Scaling scaling_of(RopeScalingType type) {
   switch (type) {
-    case RopeScalingType::none: return RopeSpec::Scaling::none;
-    case RopeScalingType::linear: return RopeSpec::Scaling::linear;
-    case RopeScalingType::ntk: return RopeSpec::Scaling::ntk;
-    case RopeScalingType::yarn: return RopeSpec::Scaling::yarn;
-    case RopeScalingType::llama3: return RopeSpec::Scaling::llama3;
+    case RopeScalingType::none:
+      return RopeSpec::Scaling::none;
+    case RopeScalingType::linear:
+      return RopeSpec::Scaling::linear;
+    case RopeScalingType::ntk:
+      return RopeSpec::Scaling::ntk;
+    case RopeScalingType::yarn:
+      return RopeSpec::Scaling::yarn;
+    case RopeScalingType::llama3:
+      return RopeSpec::Scaling::llama3;
   }
   throw InternalError("rope scaling: unknown type");
 }

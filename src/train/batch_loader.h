@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From rows of the dataset to one rank's share of a micro-batch: tokens, labels, rotary table and visible intervals of the
-// tokens this rank owns, and nothing of the others'.
+// From rows of the dataset to one rank's share of a micro-batch: tokens, labels, rotary table and visible intervals of
+// the tokens this rank owns, and nothing of the others'.
 #pragma once
 
 #include <memory>

@@ -139,8 +139,10 @@ std::string find_checkpoint(const std::string& path) {
     const auto found = checkpoints_in(folder);
     if (!found.empty()) return found.back().second.string();
   }
-  throw DataError(fmt::format("load: no complete checkpoint in {}; give a step_N folder that holds {}, or the folder of "
-                              "such folders", path, kIndexFile));
+  throw DataError(
+      fmt::format("load: no complete checkpoint in {}; give a step_N folder that holds {}, or the folder of "
+                  "such folders",
+                  path, kIndexFile));
 }
 
 CheckpointState read_checkpoint_state(const std::string& checkpoint) { return read_index(checkpoint).state; }
@@ -158,8 +160,10 @@ void load_checkpoint(const std::string& checkpoint, RankTrainer& trainer, Checkp
   if (!weights.first_moment.taken()) return;
   const fs::path moments = folder / kOptimizerFile;
   if (!fs::exists(moments))
-    throw DataError(fmt::format("{} is missing, so training cannot go on from step {}; to start anew from the weights "
-                                "alone, set load_weights_only: true", moments.string(), index.state.step));
+    throw DataError(
+        fmt::format("{} is missing, so training cannot go on from step {}; to start anew from the weights "
+                    "alone, set load_weights_only: true",
+                    moments.string(), index.state.step));
   read_tensors(moments, table, kFirstMoment, weights.first_moment);
   read_tensors(moments, table, kSecondMoment, weights.second_moment);
 }

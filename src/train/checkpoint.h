@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints: step_N/ holds weights.safetensors, optimizer.safetensors and index.json, which gives each tensor's global
-// shape and where its slice lies, the step, and the identity of the data. Tensors are stored whole under their parameter's
-// name, so any layout loads what any layout saved. A folder is written beside its name and renamed when it is complete; one
-// without a complete index is never loaded.
+// Checkpoints: step_N/ holds weights.safetensors, optimizer.safetensors and index.json, which gives each tensor's
+// global shape and where its slice lies, the step, and the identity of the data. Tensors are stored whole under their
+// parameter's name, so any layout loads what any layout saved. A folder is written beside its name and renamed when it
+// is complete; one without a complete index is never loaded.
 #pragma once
 
 #include <cstdint>
@@ -18,19 +18,21 @@ struct CheckpointState {
   std::string data_identity;
 };
 
-// Writes folder/step_N and returns its path; `keep` > 0 removes all but the newest `keep` afterwards. Called by one rank.
-std::string save_checkpoint(const std::string& folder, RankTrainer& trainer, const CheckpointState& state, int64_t keep);
+// Writes folder/step_N and returns its path; `keep` > 0 removes all but the newest `keep` afterwards. Called by one
+// rank.
+std::string save_checkpoint(const std::string& folder, RankTrainer& trainer, const CheckpointState& state,
+                            int64_t keep);
 
-// The checkpoint that `path` means: itself, or the newest complete step_N in it (or in its checkpoints/). Throws DataError
-// when there is none.
+// The checkpoint that `path` means: itself, or the newest complete step_N in it (or in its checkpoints/). Throws
+// DataError when there is none.
 std::string find_checkpoint(const std::string& path);
 
 CheckpointState read_checkpoint_state(const std::string& checkpoint);
 
 enum class CheckpointParts { weights, everything };
 
-// Reads the parts into the trainer's buffers; called by every rank. Throws DataError: a tensor that is missing, of another
-// shape, or not in the model; a missing optimizer file (and how to start from weights alone).
+// Reads the parts into the trainer's buffers; called by every rank. Throws DataError: a tensor that is missing, of
+// another shape, or not in the model; a missing optimizer file (and how to start from weights alone).
 void load_checkpoint(const std::string& checkpoint, RankTrainer& trainer, CheckpointParts parts);
 
 }  // namespace farspan

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A job: a configuration made ready to run (checked, sized, planned, data opened), and the ranks that run it. Whatever can
-// be wrong with it is said while it is made, before any rank starts.
+// A job: a configuration made ready to run (checked, sized, planned, data opened), and the ranks that run it. Whatever
+// can be wrong with it is said while it is made, before any rank starts.
 #pragma once
 
 #include <functional>

@@ -28,8 +28,8 @@ WeightState take_weights(const Config& config, const ParameterTable& table, Aren
 
 }  // namespace
 
-RankTrainer::RankTrainer(const Config& config, const ResolvedSizes& sizes, RankContext& context,
-                         const Dataset* dataset, RunKind kind)
+RankTrainer::RankTrainer(const Config& config, const ResolvedSizes& sizes, RankContext& context, const Dataset* dataset,
+                         RunKind kind)
     : config_(config),
       sizes_(sizes),
       context_(context),
@@ -38,7 +38,8 @@ RankTrainer::RankTrainer(const Config& config, const ResolvedSizes& sizes, RankC
       table_(config.model),
       state_(take_weights(config, table_, *context.arena, kind)),
       weights_(model_tensors(table_, config.model, state_.compute_weights())),
-      layout_(config.parallel.cp_layout, config.data.seq_length, static_cast<int>(config.parallel.context_parallel_size)),
+      layout_(config.parallel.cp_layout, config.data.seq_length,
+              static_cast<int>(config.parallel.context_parallel_size)),
       attention_(context.group(Dimension::cp), layout_, attention_shape(config.model),
                  choose_cp_comm_type(config.parallel.cp_comm_type, layout_, attention_shape(config.model),
                                      compute_dtype(config.training.precision))),
@@ -173,8 +174,7 @@ StepReport RankTrainer::train_step(int64_t step, bool stop) {
     report.learning_rate = learning_rate(config_.optimizer, step);
     return report;
   }
-  const UpdateResult update =
-      update_weights(*context_.device, config_.optimizer, table_, step, updates_, state_);
+  const UpdateResult update = update_weights(*context_.device, config_.optimizer, table_, step, updates_, state_);
   report.gradient_norm = update.gradient_norm;
   report.learning_rate = update.learning_rate;
   report.skipped = update.skipped;
@@ -201,8 +201,8 @@ BatchTotals RankTrainer::evaluate(Split split, int64_t batches) {
   }
   std::array<double, 2> sums = {loss_sum, static_cast<double>(local_targets)};
   sum_over_ranks(sums, "evaluation loss");
-  FARSPAN_CHECK(static_cast<int64_t>(sums[1]) == totals.targets,
-                "evaluation: the ranks hold {} targets, the rows {}", sums[1], totals.targets);
+  FARSPAN_CHECK(static_cast<int64_t>(sums[1]) == totals.targets, "evaluation: the ranks hold {} targets, the rows {}",
+                sums[1], totals.targets);
   if (totals.targets > 0) totals.loss = sums[0] / sums[1];
   return totals;
 }

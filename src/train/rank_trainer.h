@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's training: its weights, its share of every batch, and the step. The same code runs on the dry device to record
-// the memory plan, on thread ranks, and alone.
+// One rank's training: its weights, its share of every batch, and the step. The same code runs on the dry device to
+// record the memory plan, on thread ranks, and alone.
 //
-// The loss of a step is the sum of cross-entropy over all targets of the global batch divided by their number. The number
-// follows from the rows alone, so every rank scales by it before the backward and gradients are summed over ranks once,
-// in fp32, with no means to be averaged.
+// The loss of a step is the sum of cross-entropy over all targets of the global batch divided by their number. The
+// number follows from the rows alone, so every rank scales by it before the backward and gradients are summed over
+// ranks once, in fp32, with no means to be averaged.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +28,9 @@ enum class RunKind { train, evaluate, generate };
 
 // What one global batch held, summed over all ranks.
 struct BatchTotals {
-  int64_t tokens = 0;         // real tokens
-  int64_t targets = 0;        // labels that count
-  int64_t visible_pairs = 0;  // (query, key) pairs of attention
+  int64_t tokens = 0;          // real tokens
+  int64_t targets = 0;         // labels that count
+  int64_t visible_pairs = 0;   // (query, key) pairs of attention
   std::optional<double> loss;  // mean over targets; none without a target
 };
 
@@ -38,8 +38,8 @@ struct StepReport {
   BatchTotals totals;
   double gradient_norm = 0;
   double learning_rate = 0;
-  bool skipped = false;       // weights were not updated: no target, or a gradient norm that is not finite
-  bool stop_asked = false;    // some rank was asked to stop; all ranks see it at the same step
+  bool skipped = false;     // weights were not updated: no target, or a gradient norm that is not finite
+  bool stop_asked = false;  // some rank was asked to stop; all ranks see it at the same step
 };
 
 class RankTrainer {

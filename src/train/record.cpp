@@ -92,7 +92,8 @@ void check_fits(const Config& config, const std::vector<RankRecord>& records) {
   }
   throw MemoryError(fmt::format(
       "the plan needs {} bytes for {} ranks on this machine, the limit is {} ({}); the largest rank needs {}: {}. "
-      "Smaller seq_length, micro_batch_size, mlp_tile_tokens or loss_tile_tokens, or recompute_granularity full, need less",
+      "Smaller seq_length, micro_batch_size, mlp_tile_tokens or loss_tile_tokens, or recompute_granularity full, need "
+      "less",
       total, records.size(), limit, config.memory.memory_limit > 0 ? "memory_limit" : "memory available now",
       largest->peak_bytes, parts));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs one rank's program on the dry device: the same code as training, which computes and moves nothing, and leaves the
-// memory plan, the FLOPs and bytes of every op, and the bytes on every dimension's links.
+// Runs one rank's program on the dry device: the same code as training, which computes and moves nothing, and leaves
+// the memory plan, the FLOPs and bytes of every op, and the bytes on every dimension's links.
 #pragma once
 
 #include <array>
@@ -24,8 +24,8 @@ struct OpTotals {
 };
 
 struct PhaseCost {
-  std::array<OpTotals, kOpClasses> ops;           // by OpClass
-  std::array<Traffic, kDimensions> traffic;       // by Dimension, of this rank
+  std::array<OpTotals, kOpClasses> ops;      // by OpClass
+  std::array<Traffic, kDimensions> traffic;  // by Dimension, of this rank
 };
 
 struct RankRecord {

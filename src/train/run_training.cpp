@@ -21,9 +21,7 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-JsonValue number_or_null(const std::optional<double>& value) {
-  return value ? JsonValue(*value) : JsonValue(nullptr);
-}
+JsonValue number_or_null(const std::optional<double>& value) { return value ? JsonValue(*value) : JsonValue(nullptr); }
 
 // Where a run starts: step 0, or after the checkpoint's last step.
 struct StartPoint {
@@ -43,10 +41,11 @@ StartPoint start_point(const Job& job) {
   }
   start.state = read_checkpoint_state(start.checkpoint);
   if (start.state.data_identity != job.dataset->identity())
-    throw DataError(fmt::format(
-        "{}: was saved while training on other data or another packing (identity {}, now {}); give the same data, or set "
-        "load_weights_only: true to start from its weights at step 0", start.checkpoint, start.state.data_identity,
-        job.dataset->identity()));
+    throw DataError(
+        fmt::format("{}: was saved while training on other data or another packing (identity {}, now {}); give the "
+                    "same data, or set "
+                    "load_weights_only: true to start from its weights at step 0",
+                    start.checkpoint, start.state.data_identity, job.dataset->identity()));
   if (start.state.step >= job.config.training.train_iters)
     log_warning("{} is at step {} and train_iters is {}: nothing is left to train", start.checkpoint, start.state.step,
                 job.config.training.train_iters);
@@ -74,7 +73,8 @@ class RankRun {
     if (training.train_iters == 0) save(step);  // asked for the starting weights alone
     while (step < training.train_iters && !stopped) {
       stopped = run_step(++step);
-      if (training.eval_interval > 0 && step % training.eval_interval == 0 && step < training.train_iters) evaluate(step);
+      if (training.eval_interval > 0 && step % training.eval_interval == 0 && step < training.train_iters)
+        evaluate(step);
       const int64_t interval = job_.config.output.save_interval;
       if (stopped || step == training.train_iters || (interval > 0 && step % interval == 0)) save(step);
     }
@@ -108,7 +108,8 @@ class RankRun {
     return all;
   }
 
-  void record(int64_t step, const StepReport& report, double seconds, double exposed, const std::vector<int64_t>& peaks) {
+  void record(int64_t step, const StepReport& report, double seconds, double exposed,
+              const std::vector<int64_t>& peaks) {
     const BatchTotals& totals = report.totals;
     const double tokens_per_second = static_cast<double>(totals.tokens) / seconds;
     const double flops = model_flops(job_.config.model, totals.tokens, totals.visible_pairs);

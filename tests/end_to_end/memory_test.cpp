@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory as the operating system counts it, at sizes where a second copy of anything would show.
 #include <gtest/gtest.h>
-
 #include <regex>
 
 #include "tests/end_to_end/program.h"
@@ -31,10 +30,11 @@ int64_t planned_bytes(const std::string& metrics) {
 TEST(Memory, ResidentPeakIsThePlanAtSeveralGiB) {
   const TemporaryFolder folder;
   const std::string text = long_text(folder, 20000);
-  const std::string config = folder.write(
-      "large.yaml",
-      "model:\n  num_layers: 3\n  hidden_size: 768\n  ffn_hidden_size: 2048\n  num_attention_heads: 12\n  num_query_groups: 4\n"
-      "data:\n  seq_length: 8192\ntraining:\n  train_iters: 1\n  eval_iters: 0\noutput:\n  keep: 1\n");
+  const std::string config =
+      folder.write("large.yaml",
+                   "model:\n  num_layers: 3\n  hidden_size: 768\n  ffn_hidden_size: 2048\n  num_attention_heads: 12\n  "
+                   "num_query_groups: 4\n"
+                   "data:\n  seq_length: 8192\ntraining:\n  train_iters: 1\n  eval_iters: 0\noutput:\n  keep: 1\n");
   const ProgramResult run = run_program("train " + config + " --path " + text +
                                         " --ranks 4 --context-parallel-size 4 --recompute-granularity none --output " +
                                         folder.path() + "/run");
@@ -48,10 +48,10 @@ TEST(Memory, ResidentPeakIsThePlanAtSeveralGiB) {
 TEST(Memory, B042_OneStepAt131072TokensStaysUnderOneGiB) {
   const TemporaryFolder folder;
   const std::string text = long_text(folder, 131072);
-  const std::string config = folder.write(
-      "long.yaml",
-      "model:\n  num_layers: 2\n  hidden_size: 64\n  num_attention_heads: 1\ndata:\n  seq_length: 131072\n  split: \"100,0\"\n"
-      "training:\n  train_iters: 1\n  eval_iters: 0\n");
+  const std::string config = folder.write("long.yaml",
+                                          "model:\n  num_layers: 2\n  hidden_size: 64\n  num_attention_heads: "
+                                          "1\ndata:\n  seq_length: 131072\n  split: \"100,0\"\n"
+                                          "training:\n  train_iters: 1\n  eval_iters: 0\n");
   const ProgramResult run = run_program("train " + config + " --path " + text + " --output " + folder.path() + "/run");
   ASSERT_EQ(run.status, 0) << run.command << "\n" << run.err;
   EXPECT_LT(run.peak_bytes, kGiB);

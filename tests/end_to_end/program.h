@@ -43,8 +43,8 @@ class TemporaryFolder {
 };
 
 struct ProgramResult {
-  std::string command;  // repeats the run by hand
-  int status = -1;      // exit status; -1 when a signal ended it
+  std::string command;     // repeats the run by hand
+  int status = -1;         // exit status; -1 when a signal ended it
   int64_t peak_bytes = 0;  // largest resident memory, as the system counted it
   std::string out;
   std::string err;
@@ -66,8 +66,9 @@ inline ProgramResult run_program(const std::string& arguments, const std::string
   }
   const TemporaryFolder folder;
   ProgramResult result;
-  result.command = "exec env -u OMPI_COMM_WORLD_SIZE -u PMI_SIZE -u SLURM_NTASKS -u SLURM_PROCID -u SLURM_STEP_NUM_TASKS " +
-                   environment + " " + program + " " + arguments;
+  result.command =
+      "exec env -u OMPI_COMM_WORLD_SIZE -u PMI_SIZE -u SLURM_NTASKS -u SLURM_PROCID -u SLURM_STEP_NUM_TASKS " +
+      environment + " " + program + " " + arguments;
   const std::string redirected = result.command + " >" + folder.path() + "/out 2>" + folder.path() + "/err";
   const pid_t child = fork();
   if (child == 0) {

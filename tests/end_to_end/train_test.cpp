@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training through the program: what it writes, that it repeats, resumes, stops in order and refuses in order.
+#include <csignal>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include <csignal>
 #include <regex>
 #include <vector>
 
@@ -16,7 +15,8 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 constexpr const char* kConfig =
-    "model:\n  num_layers: 2\n  hidden_size: 32\n  num_attention_heads: 4\n  num_query_groups: 2\n  ffn_hidden_size: 64\n"
+    "model:\n  num_layers: 2\n  hidden_size: 32\n  num_attention_heads: 4\n  num_query_groups: 2\n  ffn_hidden_size: "
+    "64\n"
     "data:\n  seq_length: 48\n  split: \"80,20\"\n"
     "training:\n  train_iters: 6\n  global_batch_size: 2\n  eval_iters: 2\n"
     "optimizer:\n  lr: 5.0e-3\n  lr_decay_iters: 6\n";
@@ -69,8 +69,9 @@ TEST_F(Train, WritesTheFilesOfARun) {
   EXPECT_EQ(values(text, "train", "step"), (std::vector<std::string>{"1", "2", "3", "4", "5", "6"}));
   EXPECT_EQ(values(text, "eval", "step").size(), 1u);
   EXPECT_EQ(values(text, "train", "tokens"), (std::vector<std::string>(6, "96")));
-  for (const char* key : {"loss", "grad_norm", "lr", "targets", "seconds", "tokens_per_second", "model_tflops", "mfu",
-                          "peak_memory_bytes", "planned_memory_bytes", "cp_exposed_seconds", "joules_per_token", "skipped"})
+  for (const char* key :
+       {"loss", "grad_norm", "lr", "targets", "seconds", "tokens_per_second", "model_tflops", "mfu",
+        "peak_memory_bytes", "planned_memory_bytes", "cp_exposed_seconds", "joules_per_token", "skipped"})
     EXPECT_EQ(values(text, "train", key).size(), 6u) << key;
   EXPECT_LT(std::stod(values(text, "train", "loss").back()), std::stod(values(text, "train", "loss").front()));
   EXPECT_THAT(folder_.read("run/config.yaml"), HasSubstr("context_parallel_size: 2  # --context-parallel-size"));
@@ -79,7 +80,8 @@ TEST_F(Train, WritesTheFilesOfARun) {
 
 TEST_F(Train, MemoryUsedEqualsThePlanAtTheEnd) {
   ASSERT_EQ(run("train", "--ranks 4 --context-parallel-size 4 --eval-iters 0 " + output("run")).status, 0);
-  EXPECT_EQ(values(metrics("run"), "train", "peak_memory_bytes"), values(metrics("run"), "train", "planned_memory_bytes"));
+  EXPECT_EQ(values(metrics("run"), "train", "peak_memory_bytes"),
+            values(metrics("run"), "train", "planned_memory_bytes"));
 }
 
 TEST_F(Train, B027_TheSameCommandTwiceWritesTheSameBits) {
@@ -126,7 +128,9 @@ TEST_F(Train, ResumingContinuesTheUnbrokenRunBitForBit) {
 TEST_F(Train, AnotherLayoutLoadsTheCheckpoint) {
   ASSERT_EQ(run("train", output("whole")).status, 0);
   ASSERT_EQ(run("train", "--train-iters 3 " + output("half")).status, 0);
-  ASSERT_EQ(run("train", "--ranks 4 --context-parallel-size 2 --load " + folder_.path() + "/half " + output("rest")).status, 0);
+  ASSERT_EQ(
+      run("train", "--ranks 4 --context-parallel-size 2 --load " + folder_.path() + "/half " + output("rest")).status,
+      0);
   const std::vector<std::string> whole = values(metrics("whole"), "train", "loss");
   const std::vector<std::string> rest = values(metrics("rest"), "train", "loss");
   ASSERT_EQ(rest.size(), 3u);
@@ -192,7 +196,8 @@ void expect_failure(const ProgramResult& result, int status, const std::string& 
 }
 
 TEST_F(Train, BadInputIsOneLineWithTheRightStatus) {
-  expect_failure(run_program("train " + config_ + " --path " + folder_.path() + "/missing " + output("r")), 3, "missing");
+  expect_failure(run_program("train " + config_ + " --path " + folder_.path() + "/missing " + output("r")), 3,
+                 "missing");
   std::filesystem::create_directory(folder_.path() + "/empty");
   expect_failure(run_program("train " + config_ + " --path " + folder_.path() + "/empty " + output("r")), 3, "empty");
   expect_failure(run("train", "--memory-limit 1000 " + output("r")), 4, "the limit is 1000");

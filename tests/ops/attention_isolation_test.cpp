@@ -108,7 +108,7 @@ void spoil_everything_in_turn(const AttentionImplementation& implementation, con
 }
 
 TEST_P(AttentionIsolation, ForbiddenNaNsUnderACausalMask) {
-  spoil_everything_in_turn(implementation(), random_problem({110, 110, 2, 1, 4}, causal(110, 110), dtype()), 7);
+  spoil_everything_in_turn(implementation(), random_problem({230, 230, 2, 1, 4}, causal(230, 230), dtype()), 23);
 }
 
 TEST_P(AttentionIsolation, ForbiddenNaNsInOtherDocuments) {

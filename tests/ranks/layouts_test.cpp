@@ -57,15 +57,16 @@ void compare_layouts(Case test, const std::vector<int64_t>& cp_sizes) {
   const Outcome one = train(with_cp(test.config, 1), 1, test.dataset, 2);
   for (int64_t cp : cp_sizes) {
     for (CpCommType type : {CpCommType::p2p, CpCommType::all_gather}) {
-      const std::string what = test.name + ", cp " + std::to_string(cp) + (type == CpCommType::p2p ? " p2p" : " all_gather");
+      const std::string what =
+          test.name + ", cp " + std::to_string(cp) + (type == CpCommType::p2p ? " p2p" : " all_gather");
       expect_same_training(train(with_cp(test.config, cp, type), static_cast<int>(cp), test.dataset, 2), one, what);
     }
   }
 }
 
 TEST(Layouts, ExactForEveryMaskAndRankCount) {
-  for (const Case& test : {causal(), window(), documents(), padding(), unmasked_documents(), twelve_heads_of_ten(),
-                           qk_norm_and_bias()})
+  for (const Case& test :
+       {causal(), window(), documents(), padding(), unmasked_documents(), twelve_heads_of_ten(), qk_norm_and_bias()})
     compare_layouts(test, {2, 3, 4, 8});
 }
 
@@ -89,7 +90,8 @@ TEST(Layouts, B055_SameBatchInEveryMixOfDataAndContextParallelRanks) {
   config.training.global_batch_size = 4;
   const auto dataset = one_document_rows(4, 16);
   const Outcome one = train(config, 1, dataset);
-  for (int64_t cp : {1, 2, 4}) expect_same_training(train(with_cp(config, cp), 4, dataset), one, "cp " + std::to_string(cp));
+  for (int64_t cp : {1, 2, 4})
+    expect_same_training(train(with_cp(config, cp), 4, dataset), one, "cp " + std::to_string(cp));
 }
 
 TEST(Layouts, B021_GroupsSmallerThanTheWorld) {

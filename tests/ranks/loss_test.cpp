@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Invariant 2 (design: the loss is global): one sum over all valid targets of the global batch, divided by their number.
+// Invariant 2 (design: the loss is global): one sum over all valid targets of the global batch, divided by their
+// number.
 #include "tests/ranks/training_case.h"
 
 namespace farspan::testing_case {
@@ -76,7 +77,8 @@ TEST(Loss, B059_TargetsAreCountedOnceInEveryLayout) {
 
 TEST(Loss, B060_ShiftLosesNoTargetAtAChunkEdge) {
   for (int64_t cp : {1, 2, 4, 8})
-    EXPECT_EQ(train(with_cp(model_m(16), cp), static_cast<int>(cp), one_document_rows(1, 16)).steps[0].totals.targets, 15);
+    EXPECT_EQ(train(with_cp(model_m(16), cp), static_cast<int>(cp), one_document_rows(1, 16)).steps[0].totals.targets,
+              15);
   EXPECT_EQ(train(model_m(5), 1, one_document_rows(1, 5)).steps[0].totals.targets, 4);
 }
 
@@ -99,7 +101,8 @@ TEST(Loss, B064_EachRankHoldsItsShareOnce) {
   EXPECT_EQ(two.local_length(), 32);
   EXPECT_EQ(four.local_length(), 16);
   for (int64_t cp : {2, 4})
-    EXPECT_EQ(train(with_cp(model_m(64), cp), static_cast<int>(cp), one_document_rows(1, 64)).steps[0].totals.targets, 63);
+    EXPECT_EQ(train(with_cp(model_m(64), cp), static_cast<int>(cp), one_document_rows(1, 64)).steps[0].totals.targets,
+              63);
 }
 
 TEST(Loss, B034_PackedDocumentsEqualSeparateRows) {

@@ -6,7 +6,9 @@
 namespace farspan::testing_case {
 namespace {
 
-int64_t largest(const MemoryPlan& plan, Purpose purpose) { return plan.largest_by_purpose[static_cast<size_t>(purpose)]; }
+int64_t largest(const MemoryPlan& plan, Purpose purpose) {
+  return plan.largest_by_purpose[static_cast<size_t>(purpose)];
+}
 
 TEST(MemoryPlan, HighestByteInUseEqualsThePlanOnEveryRank) {
   for (Precision precision : {Precision::fp32, Precision::bf16}) {
@@ -65,7 +67,8 @@ TEST(MemoryPlan, EveryTileSizeGivesTheSameTraining) {
 
 TEST(MemoryPlan, KeptBytesFallAsOneOverCp) {
   const auto kept = [](int64_t cp) {
-    const Job job = make_job(with_cp(model_m(4096), cp), static_cast<int>(cp), RunKind::train, one_document_rows(1, 4096));
+    const Job job =
+        make_job(with_cp(model_m(4096), cp), static_cast<int>(cp), RunKind::train, one_document_rows(1, 4096));
     return largest(job.records[0].memory, Purpose::kept);
   };
   for (int64_t cp : {2, 4, 8}) EXPECT_EQ(kept(cp) * cp, kept(1)) << cp;

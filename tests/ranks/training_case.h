@@ -2,11 +2,10 @@
 // Small whole trainings on thread ranks: a dataset made of given document lengths, and what a run leaves behind.
 #pragma once
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,9 +17,9 @@
 
 namespace farspan::testing_case {
 
-// Rows given by the lengths of their documents; what is left of seq_length is padding. Token values are random and follow
-// one another through all rows, so the same documents dealt to rows otherwise hold the same tokens. A token's label is the
-// next token of its document; `without_targets` rows have none.
+// Rows given by the lengths of their documents; what is left of seq_length is padding. Token values are random and
+// follow one another through all rows, so the same documents dealt to rows otherwise hold the same tokens. A token's
+// label is the next token of its document; `without_targets` rows have none.
 class GivenRows : public Dataset {
  public:
   GivenRows(std::vector<std::vector<int64_t>> rows, int64_t vocab_size, bool cross_documents = false,
@@ -107,11 +106,11 @@ inline std::shared_ptr<const Dataset> one_document_rows(int64_t rows, int64_t le
 
 struct Outcome {
   std::vector<StepReport> steps;
-  double gradient_norm = 0;                     // of the last step
-  std::vector<std::vector<float>> gradients;    // of every rank, flat, of the last step
-  std::vector<std::vector<float>> weights;      // of every rank, flat, after the last step
-  std::vector<int64_t> highest_bytes;           // of every rank
-  std::vector<MemoryPlan> plans;                // of every rank
+  double gradient_norm = 0;                   // of the last step
+  std::vector<std::vector<float>> gradients;  // of every rank, flat, of the last step
+  std::vector<std::vector<float>> weights;    // of every rank, flat, after the last step
+  std::vector<int64_t> highest_bytes;         // of every rank
+  std::vector<MemoryPlan> plans;              // of every rank
   std::optional<double> evaluation;
   std::shared_ptr<const ParameterTable> table;
 };
@@ -126,7 +125,8 @@ inline std::vector<float> copy_of(const Tensor& flat) {
   return std::vector<float>(flat.data<float>(), flat.data<float>() + flat.numel());
 }
 
-inline Outcome train(const Config& config, int ranks, const std::shared_ptr<const Dataset>& dataset, int64_t steps = 1) {
+inline Outcome train(const Config& config, int ranks, const std::shared_ptr<const Dataset>& dataset,
+                     int64_t steps = 1) {
   const Job job = make_job(config, ranks, RunKind::train, dataset);
   Outcome outcome;
   outcome.gradients.resize(static_cast<size_t>(ranks));

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/arena.h"
 
+#include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include <functional>
 
 #include "base/philox.h"
 
@@ -74,7 +73,8 @@ TEST(Arena, ReplayReachesExactlyThePlannedPeakAndIsRepeatable) {
 }
 
 TEST(Arena, LiveBuffersNeverOverlap) {
-  // A random program: the layout must keep apart whatever is alive together, and stay near the bound no layout can beat.
+  // A random program: the layout must keep apart whatever is alive together, and stay near the bound no layout can
+  // beat.
   const Philox random(7, "arena");
   const auto program = [&](Arena& arena) {
     const ProgramScope scope(arena, "random");
@@ -85,7 +85,8 @@ TEST(Arena, LiveBuffersNeverOverlap) {
         std::swap(live[victim], live.back());
         live.pop_back();
       } else {
-        live.push_back(take(arena, fmt::format("b{}", i), 1 + static_cast<int64_t>(random.uniform(2 * i + 1) * 100000)));
+        live.push_back(
+            take(arena, fmt::format("b{}", i), 1 + static_cast<int64_t>(random.uniform(2 * i + 1) * 100000)));
       }
     }
     while (!live.empty()) live.pop_back();
@@ -120,7 +121,8 @@ TEST(Arena, DepartureFromThePlanNamesTheBuffer) {
     });
   };
   using ::testing::HasSubstr;
-  EXPECT_THAT(replay([](Arena& arena) { const Buffer b = take(arena, "other", kMiB, Purpose::kept); }), HasSubstr("other"));
+  EXPECT_THAT(replay([](Arena& arena) { const Buffer b = take(arena, "other", kMiB, Purpose::kept); }),
+              HasSubstr("other"));
   EXPECT_THAT(replay([](Arena& arena) { const Buffer b = take(arena, "kept", kMiB + 1, Purpose::kept); }),
               HasSubstr("1048577"));
   EXPECT_THAT(replay([](Arena& arena) {

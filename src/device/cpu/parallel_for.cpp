@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/parallel_for.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <omp.h>
 
 #include "base/math.h"
 
@@ -44,7 +43,7 @@ void parallel_for(const Device& device, int64_t n, int64_t grain, const std::fun
     return;
   }
   FirstException first;
-#pragma omp parallel for num_threads(static_cast<int>(pieces)) schedule(static, 1)
+#pragma omp parallel for num_threads(static_cast <int>(pieces)) schedule(static, 1)
   for (int64_t piece = 0; piece < pieces; ++piece)
     first.guard([&] { body(n * piece / pieces, n * (piece + 1) / pieces); });
   first.rethrow();
