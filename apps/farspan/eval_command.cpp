@@ -16,6 +16,7 @@ int run_eval(const CommandLine& line) {
   if (config.output.load.empty()) throw ConfigError("eval: no checkpoint given; say --load DIR");
   const std::string checkpoint = find_checkpoint(config.output.load);
   const Job job = make_job(config, world_size(config, line.ranks), RunKind::evaluate, JobData::open);
+  check_settings(checkpoint, read_checkpoint_state(checkpoint).settings, job.config, LoadUse::evaluate);
   const int64_t rows = job.dataset->rows(Split::held_out);
   if (rows == 0)
     throw DataError(fmt::format("eval: split {} holds out no row of {}; give the second part more weight",

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program: finds the command, runs it, and turns a failure into one last line on stderr and an exit status.
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // farspan verify: the configured layout and one rank side by side. Status 1 when they differ.
+#include <cmath>
 #include <cstdio>
+#include <fmt/format.h>
 
 #include "command.h"
 #include "config/command_line.h"
@@ -14,7 +16,13 @@ int run_verify(const CommandLine& line) {
   const VerifyReport report = verify_layout(config, world_size(config, line.ranks));
   const std::string text = line.json ? verify_json(report) : verify_text(report);
   std::fputs(text.c_str(), stdout);
-  return report.equal() ? 0 : 1;
+  std::fflush(stdout);
+  if (report.equal()) return 0;
+  const GradientDifference& worst = report.gradients.front();
+  throw InternalError(fmt::format(
+      "verify: this layout and one rank differ: gradient of {} by {:.3g} of its signal, allowed {:g}; loss {} against "
+      "{}",
+      worst.name, worst.relative(), report.tolerance, report.loss_layout.value_or(NAN), report.loss_one.value_or(NAN)));
 }
 
 }  // namespace farspan

@@ -18,6 +18,9 @@
 namespace farspan {
 namespace {
 
+constexpr int64_t kMostLayers = 10000;  // planning walks every layer
+constexpr double kLargestScale = 1e6;   // scores stay finite in fp32
+
 // Any one size or count. Row positions are stored in 32 bits where a token is, and products of two sizes stay in 64.
 constexpr int64_t kLargestSize = std::numeric_limits<int32_t>::max();
 constexpr int64_t kLargestHeadSize = 256;  // the attention kernels keep a head's row in registers and on the stack
@@ -177,6 +180,9 @@ void check_rope_scaling(const Config& config, Reasons& reasons) {
 void check_model(const Config& config, Reasons& reasons) {
   const ModelConfig& model = config.model;
   size_fits("num_layers", model.num_layers, 1, reasons);
+  if (model.num_layers > kMostLayers)
+    reasons.add("num_layers {} is more than any model this version plans; use at most {}", model.num_layers,
+                kMostLayers);
   check_heads(model, reasons);
   size_fits("ffn_hidden_size", model.ffn_hidden_size, 0, reasons);
   size_fits("vocab_size", model.vocab_size, 0, reasons);
@@ -185,6 +191,9 @@ void check_model(const Config& config, Reasons& reasons) {
   check_rope_scaling(config, reasons);
   check_positive("norm_epsilon", model.norm_epsilon, reasons);
   check_not_negative("softmax_scale", model.softmax_scale, reasons);
+  if (model.softmax_scale > kLargestScale)
+    reasons.add("softmax_scale {} is beyond fp32; use at most {}, or 0 for 1 / sqrt(kv_channels)", model.softmax_scale,
+                kLargestScale);
   check_fraction("attention_dropout", model.attention_dropout, "0", reasons);
   check_fraction("hidden_dropout", model.hidden_dropout, "0", reasons);
   check_not_negative("init_method_std", model.init_method_std, reasons);

@@ -42,6 +42,7 @@ ParameterTable::ParameterTable(const ModelConfig& config) {
 }
 
 void ParameterTable::add(std::string name, Shape shape, Initialisation initialisation, double std, bool decay) {
+  by_name_.emplace(name, parameters_.size());
   parameters_.push_back({std::move(name), shape, initialisation, std, decay, flat_elements_});
   flat_elements_ = round_up(flat_elements_ + shape.numel(), kParameterAlignment);
 }
@@ -53,10 +54,9 @@ int64_t ParameterTable::parameter_count() const {
 }
 
 const Parameter& ParameterTable::find(const std::string& name) const {
-  const auto found =
-      std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& p) { return p.name == name; });
-  FARSPAN_CHECK(found != parameters_.end(), "parameter table: no parameter {}", name);
-  return *found;
+  const auto found = by_name_.find(name);
+  FARSPAN_CHECK(found != by_name_.end(), "parameter table: no parameter {}", name);
+  return parameters_[found->second];
 }
 
 Tensor ParameterTable::view(const Tensor& flat, const Parameter& parameter) const {

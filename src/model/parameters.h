@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "config/config.h"
@@ -38,12 +39,14 @@ class ParameterTable {
   const std::vector<Parameter>& parameters() const { return parameters_; }
   int64_t flat_elements() const { return flat_elements_; }  // padding between parameters included
   int64_t parameter_count() const;                          // padding not included
-  const Parameter& find(const std::string& name) const;     // throws InternalError
+  bool contains(const std::string& name) const { return by_name_.contains(name); }
+  const Parameter& find(const std::string& name) const;  // throws InternalError
   Tensor view(const Tensor& flat, const Parameter& parameter) const;
 
  private:
   void add(std::string name, Shape shape, Initialisation initialisation, double std, bool decay);
   std::vector<Parameter> parameters_;
+  std::unordered_map<std::string, size_t> by_name_;
   int64_t flat_elements_ = 0;
 };
 

@@ -51,7 +51,7 @@ GradientDifference compare(const Parameter& parameter, const std::vector<float>&
   for (int64_t i = parameter.offset; i < parameter.offset + parameter.shape.numel(); ++i) {
     const double a = layout[static_cast<size_t>(i)];
     const double b = one[static_cast<size_t>(i)];
-    result.largest = std::max(result.largest, std::abs(b));
+    result.signal = std::max(result.signal, std::abs(b));
     // max() would drop a NaN; a NaN difference must win.
     if (!(std::abs(a - b) <= result.difference)) result.difference = std::abs(a - b);
   }
@@ -96,6 +96,9 @@ VerifyReport verify_layout(const Config& config, int world_size) {
   const ParameterTable table(layout_job.config.model);
   for (const Parameter& parameter : table.parameters())
     report.gradients.push_back(compare(parameter, layout.flat, reference.flat));
+  double largest = 0;
+  for (const GradientDifference& g : report.gradients) largest = std::max(largest, g.signal);
+  for (GradientDifference& g : report.gradients) g.signal = std::max(g.signal, kSmallestSignal * largest);
   std::stable_sort(report.gradients.begin(), report.gradients.end(),
                    [](const auto& a, const auto& b) { return a.relative() > b.relative(); });
   return report;

@@ -11,11 +11,15 @@
 
 namespace farspan {
 
+// A gradient that is zero but for rounding (a softmax over one key, say) has no signal of its own: it is held against
+// this share of the largest gradient of the model.
+inline constexpr double kSmallestSignal = 1e-3;
+
 struct GradientDifference {
   std::string name;
-  double largest = 0;     // largest element of the one-rank gradient, absolute
+  double signal = 0;  // largest element of the one-rank gradient, absolute; at least kSmallestSignal of all parameters'
   double difference = 0;  // largest |layout - one rank|
-  double relative() const { return largest > 0 ? difference / largest : difference; }
+  double relative() const { return signal > 0 ? difference / signal : difference; }
 };
 
 struct VerifyReport {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <optional>
@@ -67,7 +68,7 @@ std::vector<std::pair<int64_t, fs::path>> checkpoints_in(const fs::path& folder)
   std::error_code ignored;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
     const std::optional<int64_t> step = step_of(entry.path());
-    if (step && fs::exists(entry.path() / kIndexFile)) found.emplace_back(*step, entry.path());
+    if (step && *step >= 0 && fs::exists(entry.path() / kIndexFile, ignored)) found.emplace_back(*step, entry.path());
   }
   std::sort(found.begin(), found.end());
   return found;
@@ -84,32 +85,26 @@ void read_tensors(const fs::path& path, const ParameterTable& table, const std::
       throw DataError(fmt::format("{}: tensor {} is {} {}, the model of this configuration needs f32 {}", path.string(),
                                   entry->name, name_of(entry->dtype), entry->shape.str(), parameter.shape.str()));
     const std::span<const std::byte> bytes = file.data(*entry);
-    std::memcpy(table.view(flat, parameter).raw(), bytes.data(), bytes.size());
+    const Tensor target = table.view(flat, parameter);
+    std::memcpy(target.raw(), bytes.data(), bytes.size());
+    const float* values = target.data<float>();
+    const float* bad = std::find_if_not(values, values + target.numel(), [](float x) { return std::isfinite(x); });
+    if (bad != values + target.numel())
+      throw DataError(fmt::format("{}: tensor {} holds {} at element {}; the file is damaged or training had diverged",
+                                  path.string(), entry->name, *bad, bad - values));
   }
 }
 
 void refuse_foreign_tensors(const fs::path& path, const ParameterTable& table) {
   const SafetensorsFile file = SafetensorsFile::open(path.string());
   for (const TensorEntry& entry : file.entries()) {
-    const bool known = std::any_of(table.parameters().begin(), table.parameters().end(),
-                                   [&](const Parameter& parameter) { return parameter.name == entry.name; });
-    if (!known)
+    if (!table.contains(entry.name))
       throw DataError(fmt::format("{}: holds tensor {}, which the model of this configuration does not have",
                                   path.string(), entry.name));
   }
 }
 
-}  // namespace
-
-std::string save_checkpoint(const std::string& folder, RankTrainer& trainer, const CheckpointState& state,
-                            int64_t keep) {
-  const fs::path final_path = fs::path(folder) / fmt::format("step_{}", state.step);
-  const fs::path partial = fs::path(folder) / fmt::format(".step_{}.partial", state.step);
-  std::error_code error;
-  fs::remove_all(partial, error);
-  fs::create_directories(partial, error);
-  if (error) throw DataError(fmt::format("{}: cannot be created: {}", partial.string(), error.message()));
-
+void write_parts(const fs::path& partial, RankTrainer& trainer, const CheckpointState& state) {
   WeightState& weights = trainer.weights();
   const ParameterTable& table = trainer.parameters();
   CheckpointIndex index;
@@ -122,19 +117,57 @@ std::string save_checkpoint(const std::string& folder, RankTrainer& trainer, con
   }
   write_tensors((partial / kOptimizerFile).string(), kOptimizerFile, table, moments, index);
   write_file_atomically((partial / kIndexFile).string(), index_json(index));
+}
 
+// The index must name the model's weights in the file where this version keeps them.
+void check_index(const std::string& checkpoint, const CheckpointIndex& index, const ParameterTable& table) {
+  size_t weights = 0;
+  for (const StoredTensor& tensor : index.tensors) {
+    if (tensor.file != kWeightsFile && tensor.file != kOptimizerFile)
+      throw DataError(fmt::format("{}/{}: tensor {} lies in {}; this version reads {} and {}", checkpoint, kIndexFile,
+                                  tensor.name, tensor.file, kWeightsFile, kOptimizerFile));
+    if (tensor.file != kWeightsFile) continue;
+    ++weights;
+    if (!table.contains(tensor.name) || !(table.find(tensor.name).shape == tensor.shape))
+      throw DataError(fmt::format("{}/{}: names tensor {} {}, which the model of this configuration does not have",
+                                  checkpoint, kIndexFile, tensor.name, tensor.shape.str()));
+  }
+  if (weights != table.parameters().size())
+    throw DataError(fmt::format("{}/{}: names {} weights, the model of this configuration has {}", checkpoint,
+                                kIndexFile, weights, table.parameters().size()));
+}
+
+}  // namespace
+
+std::string save_checkpoint(const std::string& folder, RankTrainer& trainer, const CheckpointState& state,
+                            int64_t keep) {
+  const fs::path final_path = fs::path(folder) / fmt::format("step_{}", state.step);
+  const fs::path partial = fs::path(folder) / fmt::format(".step_{}.partial", state.step);
+  std::error_code error;
+  fs::remove_all(partial, error);
+  fs::create_directories(partial, error);
+  if (error) throw DataError(fmt::format("{}: cannot be created: {}", partial.string(), error.message()));
+  try {
+    write_parts(partial, trainer, state);
+  } catch (...) {
+    fs::remove_all(partial, error);  // it may be what fills the disk
+    throw;
+  }
   fs::remove_all(final_path, error);
   fs::rename(partial, final_path, error);
   if (error) throw DataError(fmt::format("{}: cannot be renamed into place: {}", final_path.string(), error.message()));
   if (keep > 0) {
-    const auto all = checkpoints_in(folder);
-    for (size_t i = 0; i + static_cast<size_t>(keep) < all.size(); ++i) fs::remove_all(all[i].second, error);
+    std::vector<fs::path> earlier;  // oldest first
+    for (const auto& [step, path] : checkpoints_in(folder))
+      if (step < state.step) earlier.push_back(path);
+    for (size_t i = 0; i + static_cast<size_t>(keep) - 1 < earlier.size(); ++i) fs::remove_all(earlier[i], error);
   }
   return final_path.string();
 }
 
 std::string find_checkpoint(const std::string& path) {
-  if (fs::exists(fs::path(path) / kIndexFile)) return path;
+  std::error_code error;
+  if (fs::exists(fs::path(path) / kIndexFile, error)) return path;
   for (const fs::path& folder : {fs::path(path), fs::path(path) / "checkpoints"}) {
     const auto found = checkpoints_in(folder);
     if (!found.empty()) return found.back().second.string();
@@ -152,6 +185,7 @@ void load_checkpoint(const std::string& checkpoint, RankTrainer& trainer, Checkp
   const fs::path folder(checkpoint);
   const ParameterTable& table = trainer.parameters();
   WeightState& weights = trainer.weights();
+  check_index(checkpoint, index, table);
   refuse_foreign_tensors(folder / kWeightsFile, table);
   read_tensors(folder / kWeightsFile, table, "", weights.master);
   trainer.refresh_compute_weights();

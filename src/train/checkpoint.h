@@ -9,6 +9,7 @@
 #include <string>
 
 #include "train/rank_trainer.h"
+#include "train/saved_settings.h"
 
 namespace farspan {
 
@@ -16,9 +17,11 @@ struct CheckpointState {
   int64_t step = 0;     // steps taken
   int64_t updates = 0;  // of them, steps whose update was made
   std::string data_identity;
+  SavedSettings settings;
 };
 
-// Writes folder/step_N and returns its path; `keep` > 0 removes all but the newest `keep` afterwards. Called by one
+// Writes folder/step_N and returns its path; `keep` > 0 then removes all but this and the `keep` - 1
+// steps before it. Called by one
 // rank.
 std::string save_checkpoint(const std::string& folder, RankTrainer& trainer, const CheckpointState& state,
                             int64_t keep);

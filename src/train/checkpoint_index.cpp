@@ -18,6 +18,15 @@ Json sizes_of(const Shape& shape) {
   return sizes;
 }
 
+// A number of steps: a whole number that a run could have reached.
+int64_t count_at(const Json& json, const char* key, const std::string& path) {
+  constexpr int64_t kMostSteps = int64_t{1} << 40;
+  const Json& value = json.at(key);
+  if (!value.is_number_integer() || value.get<int64_t>() < 0 || value.get<int64_t>() > kMostSteps)
+    throw DataError(fmt::format("{}: {} is {}, expected a whole number of steps", path, key, value.dump()));
+  return value.get<int64_t>();
+}
+
 }  // namespace
 
 std::string index_json(const CheckpointIndex& index) {
@@ -26,6 +35,7 @@ std::string index_json(const CheckpointIndex& index) {
   json["step"] = index.state.step;
   json["updates"] = index.state.updates;
   json["data_identity"] = index.state.data_identity;
+  json["settings"] = index.state.settings;
   Json& tensors = json["tensors"] = Json::object();
   for (const StoredTensor& tensor : index.tensors) {
     Json offsets = Json::array();
@@ -42,13 +52,14 @@ CheckpointIndex read_index(const std::string& checkpoint) {
   if (!file) throw DataError(fmt::format("{}: cannot be read; a checkpoint without its index is not loaded", path));
   try {
     const Json json = Json::parse(file);
-    if (json.at("format_version").get<int>() != kFormatVersion)
+    if (json.at("format_version") != kFormatVersion)
       throw DataError(fmt::format("{}: format_version {}, this version reads {}", path,
-                                  json.at("format_version").get<int>(), kFormatVersion));
+                                  json.at("format_version").dump(), kFormatVersion));
     CheckpointIndex index;
-    index.state.step = json.at("step").get<int64_t>();
-    index.state.updates = json.at("updates").get<int64_t>();
+    index.state.step = count_at(json, "step", path);
+    index.state.updates = count_at(json, "updates", path);
     index.state.data_identity = json.at("data_identity").get<std::string>();
+    index.state.settings = json.at("settings").get<SavedSettings>();
     for (const auto& [name, tensor] : json.at("tensors").items()) {
       const std::vector<int64_t> sizes = tensor.at("shape").get<std::vector<int64_t>>();
       const Json& slices = tensor.at("slices");

@@ -73,6 +73,7 @@ void generate(const Config& given, const GenerateOptions& options, const std::fu
   if (std::ssize(prompt) > config.data.seq_length) prompt.erase(prompt.begin(), prompt.end() - config.data.seq_length);
   const auto row = std::make_shared<GrowingRow>(std::move(prompt), config.model.vocab_size);
   const Job job = make_job(config, 1, RunKind::generate, row);
+  check_settings(options.checkpoint, read_checkpoint_state(options.checkpoint).settings, job.config, LoadUse::evaluate);
   const Philox random(static_cast<uint64_t>(config.training.seed), "generate");
   run_job(job, [&](RankTrainer& trainer, ThreadWorld&) {
     load_checkpoint(options.checkpoint, trainer, CheckpointParts::weights);

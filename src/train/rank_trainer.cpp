@@ -99,19 +99,16 @@ void RankTrainer::refresh_compute_weights() {
   if (state_.compute.taken()) cast(*context_.device, state_.master, state_.compute.tensor());
 }
 
-std::vector<Row> RankTrainer::rows_of_step(int64_t step) {
-  std::vector<Row> rows;
-  const int64_t batch = config_.training.global_batch_size;
-  for (int64_t sample = (step - 1) * batch; sample < step * batch; ++sample)
-    rows.push_back(dataset_->row(Split::train, sampler_->row_of(sample)));
-  return rows;
-}
+Row RankTrainer::row_of_sample(int64_t sample) const { return dataset_->row(Split::train, sampler_->row_of(sample)); }
 
 // Row (micro_batch, dp rank, b) of a global batch, in that order of significance.
-std::span<const Row> RankTrainer::micro_batch_rows(const std::vector<Row>& rows, int64_t micro_batch) const {
+template <typename RowAt>
+std::vector<Row> RankTrainer::micro_batch_rows(int64_t first, int64_t micro_batch, RowAt&& row_at) const {
   const int64_t B = config_.training.micro_batch_size;
-  const int64_t first = (micro_batch * sizes_.data_parallel_size + context_.coordinate(Dimension::dp)) * B;
-  return std::span<const Row>(rows).subspan(static_cast<size_t>(first), static_cast<size_t>(B));
+  const int64_t begin = first + (micro_batch * sizes_.data_parallel_size + context_.coordinate(Dimension::dp)) * B;
+  std::vector<Row> rows;
+  for (int64_t b = 0; b < B; ++b) rows.push_back(row_at(begin + b));
+  return rows;
 }
 
 double RankTrainer::train_micro_batch(std::span<const Row> rows, double gradient_scale, int64_t* local_targets) {
@@ -128,15 +125,11 @@ double RankTrainer::evaluate_micro_batch(std::span<const Row> rows, int64_t* loc
   return transformer_evaluate(layers_, weights_, loaded.batch);
 }
 
-BatchTotals RankTrainer::totals_of(const std::vector<Row>& rows) const {
-  BatchTotals totals;
+void RankTrainer::add_row(const Row& row, BatchTotals& totals) const {
   const Span whole = {0, layout_.padded_length()};
-  for (const Row& row : rows) {
-    totals.tokens += row.length;
-    totals.targets += row.targets;
-    totals.visible_pairs += loader_.mask_of(row).visible_pairs(whole, whole);
-  }
-  return totals;
+  totals.tokens += row.length;
+  totals.targets += row.targets;
+  totals.visible_pairs += loader_.mask_of(row).visible_pairs(whole, whole);
 }
 
 void RankTrainer::sum_over_ranks(std::span<double> values, std::string_view label) {
@@ -145,14 +138,17 @@ void RankTrainer::sum_over_ranks(std::span<double> values, std::string_view labe
 }
 
 BatchTotals RankTrainer::accumulate_gradients(int64_t step) {
-  const std::vector<Row> rows = rows_of_step(step);
-  BatchTotals totals = totals_of(rows);
+  const int64_t batch = config_.training.global_batch_size;
+  const int64_t first = (step - 1) * batch;
+  const auto row_at = [&](int64_t sample) { return row_of_sample(sample); };
+  BatchTotals totals;
+  for (int64_t sample = first; sample < first + batch; ++sample) add_row(row_at(sample), totals);
   fill(*context_.device, state_.gradients.tensor(), 0);
   const double scale = totals.targets > 0 ? 1.0 / static_cast<double>(totals.targets) : 0.0;
   double loss_sum = 0;
   int64_t local_targets = 0;
   for (int64_t micro_batch = 0; micro_batch < sizes_.micro_batches; ++micro_batch)
-    loss_sum += train_micro_batch(micro_batch_rows(rows, micro_batch), scale, &local_targets);
+    loss_sum += train_micro_batch(micro_batch_rows(first, micro_batch, row_at), scale, &local_targets);
 
   context_.group(Dimension::dp_cp).all_reduce(state_.gradients, "gradients").wait();
   std::array<double, 3> sums = {loss_sum, static_cast<double>(local_targets), stop_asked_ ? 1.0 : 0.0};
@@ -185,19 +181,16 @@ StepReport RankTrainer::train_step(int64_t step, bool stop) {
 BatchTotals RankTrainer::evaluate(Split split, int64_t batches) {
   const int64_t batch = config_.training.global_batch_size;
   const int64_t available = dataset_->rows(split);
+  const int64_t end = batches > available / batch ? available : batches * batch;
+  // Rows that the last batch lacks are padding.
+  const auto row_at = [&](int64_t index) { return index < end ? dataset_->row(split, index) : Row{}; };
   BatchTotals totals;
   double loss_sum = 0;
   int64_t local_targets = 0;
-  for (int64_t first = 0; first < std::min(available, batches * batch); first += batch) {
-    std::vector<Row> rows;
-    for (int64_t i = first; i < first + batch; ++i)
-      rows.push_back(i < std::min(available, batches * batch) ? dataset_->row(split, i) : Row{});
-    const BatchTotals part = totals_of(rows);
-    totals.tokens += part.tokens;
-    totals.targets += part.targets;
-    totals.visible_pairs += part.visible_pairs;
+  for (int64_t first = 0; first < end; first += batch) {
+    for (int64_t index = first; index < std::min(first + batch, end); ++index) add_row(row_at(index), totals);
     for (int64_t micro_batch = 0; micro_batch < sizes_.micro_batches; ++micro_batch)
-      loss_sum += evaluate_micro_batch(micro_batch_rows(rows, micro_batch), &local_targets);
+      loss_sum += evaluate_micro_batch(micro_batch_rows(first, micro_batch, row_at), &local_targets);
   }
   std::array<double, 2> sums = {loss_sum, static_cast<double>(local_targets)};
   sum_over_ranks(sums, "evaluation loss");

@@ -75,12 +75,15 @@ class RankTrainer {
   RankContext& context() { return context_; }
 
  private:
-  std::vector<Row> rows_of_step(int64_t step);
+  Row row_of_sample(int64_t sample) const;
   std::vector<Row> longest_rows() const;
-  std::span<const Row> micro_batch_rows(const std::vector<Row>& rows, int64_t micro_batch) const;
+  // The rows of this rank's micro-batch `micro_batch` of the global batch that begins at `first`; `row_at` gives the
+  // batch's rows by number.
+  template <typename RowAt>
+  std::vector<Row> micro_batch_rows(int64_t first, int64_t micro_batch, RowAt&& row_at) const;
   double train_micro_batch(std::span<const Row> rows, double gradient_scale, int64_t* local_targets);
   double evaluate_micro_batch(std::span<const Row> rows, int64_t* local_targets);
-  BatchTotals totals_of(const std::vector<Row>& rows) const;
+  void add_row(const Row& row, BatchTotals& totals) const;
   void sum_over_ranks(std::span<double> values, std::string_view label);
 
   const Config& config_;

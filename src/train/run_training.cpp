@@ -2,16 +2,15 @@
 #include "train/run_training.h"
 
 #include <chrono>
-#include <filesystem>
 #include <optional>
 
 #include "base/log.h"
-#include "config/load.h"
-#include "io/atomic_file.h"
 #include "io/json_lines.h"
 #include "model/flops.h"
 #include "observe/progress.h"
 #include "train/checkpoint.h"
+#include "train/run_folder.h"
+#include "train/saved_settings.h"
 #include "train/stop_signal.h"
 
 namespace farspan {
@@ -35,11 +34,14 @@ StartPoint start_point(const Job& job) {
   const OutputConfig& output = job.config.output;
   if (output.load.empty()) return start;
   start.checkpoint = find_checkpoint(output.load);
+  const CheckpointState saved = read_checkpoint_state(start.checkpoint);
+  check_settings(start.checkpoint, saved.settings, job.config,
+                 output.load_weights_only ? LoadUse::weights : LoadUse::resume);
   if (output.load_weights_only) {
     start.parts = CheckpointParts::weights;
     return start;
   }
-  start.state = read_checkpoint_state(start.checkpoint);
+  start.state = saved;
   if (start.state.data_identity != job.dataset->identity())
     throw DataError(
         fmt::format("{}: was saved while training on other data or another packing (identity {}, now {}); give the "
@@ -55,12 +57,11 @@ StartPoint start_point(const Job& job) {
 // One rank's side of the run. Rank 0 alone writes and shows.
 class RankRun {
  public:
-  RankRun(const Job& job, const StartPoint& start, const std::string& folder, RankTrainer& trainer, ThreadWorld& world)
+  RankRun(const Job& job, const StartPoint& start, const RunFolder& folder, RankTrainer& trainer, ThreadWorld& world)
       : job_(job), start_(start), folder_(folder), trainer_(trainer), world_(world) {
     if (rank() != 0) return;
     const bool resumed = start.state.step > 0;
-    metrics_.emplace((std::filesystem::path(folder) / "metrics.jsonl").string(),
-                     resumed ? JsonLinesWriter::Mode::append : JsonLinesWriter::Mode::replace);
+    metrics_.emplace(folder.metrics(), resumed ? JsonLinesWriter::Mode::append : JsonLinesWriter::Mode::replace);
     progress_.emplace(start.state.step, job.config.training.train_iters, job.config.training.log_interval);
   }
 
@@ -166,12 +167,12 @@ class RankRun {
   void save(int64_t step) {
     world_.set_position(rank(), fmt::format("checkpoint of step {}", step));
     if (rank() == 0) {
-      const OutputConfig& output = job_.config.output;
-      const std::string folder =
-          output.save.empty() ? (std::filesystem::path(folder_) / "checkpoints").string() : output.save;
-      const std::string path = save_checkpoint(
-          folder, trainer_, {.step = step, .updates = trainer_.updates(), .data_identity = job_.dataset->identity()},
-          output.keep);
+      const std::string path = save_checkpoint(folder_.checkpoints(), trainer_,
+                                               {.step = step,
+                                                .updates = trainer_.updates(),
+                                                .data_identity = job_.dataset->identity(),
+                                                .settings = settings_of(job_.config)},
+                                               job_.config.output.keep);
       progress_->note(fmt::format("saved {}", path));
     }
     trainer_.context().group(Dimension::world).barrier("checkpoint");
@@ -179,27 +180,21 @@ class RankRun {
 
   const Job& job_;
   const StartPoint& start_;
-  const std::string& folder_;
+  const RunFolder& folder_;
   RankTrainer& trainer_;
   ThreadWorld& world_;
   std::optional<JsonLinesWriter> metrics_;
   std::optional<Progress> progress_;
 };
 
-void prepare_folder(const std::string& folder, const Config& config) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) throw DataError(fmt::format("output {}: cannot be created: {}", folder, error.message()));
-  write_file_atomically((std::filesystem::path(folder) / "config.yaml").string(), effective_config_yaml(config));
-}
-
 }  // namespace
 
 int run_training(const Job& job, const std::string& folder) {
   const StartPoint start = start_point(job);
-  prepare_folder(folder, job.config);
+  const RunFolder run_folder(folder, job.config, start.state.step);
   const StopSignal stop_signal;
-  run_job(job, [&](RankTrainer& trainer, ThreadWorld& world) { RankRun(job, start, folder, trainer, world).run(); });
+  run_job(job,
+          [&](RankTrainer& trainer, ThreadWorld& world) { RankRun(job, start, run_folder, trainer, world).run(); });
   const int signal = StopSignal::received();
   return signal == 0 ? 0 : 128 + signal;
 }

@@ -162,6 +162,70 @@ TEST_F(Train, ACheckpointWithoutItsIndexIsNotLoaded) {
   EXPECT_THAT(result.last_error_line(), HasSubstr("no complete checkpoint"));
 }
 
+TEST_F(Train, AnEarlierRunIsMovedAsideAndKeepNeverDropsTheNewest) {
+  ASSERT_EQ(run("train", "--train-iters 5 " + output("run")).status, 0);
+  const std::string first = metrics("run");
+  ASSERT_EQ(run("train", "--train-iters 3 --save-interval 1 --keep 2 " + output("run")).status, 0);
+  const std::string folder = folder_.path() + "/run";
+  EXPECT_TRUE(std::filesystem::exists(folder + "/checkpoints.earlier-1/step_5/index.json"));
+  EXPECT_EQ(folder_.read("run/metrics.jsonl.earlier-1"), first);
+  EXPECT_FALSE(std::filesystem::exists(folder + "/checkpoints/step_1"));
+  EXPECT_TRUE(std::filesystem::exists(folder + "/checkpoints/step_2/index.json"));
+  EXPECT_TRUE(std::filesystem::exists(folder + "/checkpoints/step_3/index.json"));
+}
+
+TEST_F(Train, ACheckpointOfAnotherModelOrPlaceInTheDataIsRefused) {
+  ASSERT_EQ(run("train", "--train-iters 2 " + output("run")).status, 0);
+  const std::string load = " --load " + folder_.path() + "/run ";
+  const auto refused = [&](const std::string& command, const std::string& flags, const std::string& key) {
+    const ProgramResult result = run(command, flags + load + (command == "train" ? output("again") : ""));
+    EXPECT_EQ(result.status, 3) << result.command;
+    EXPECT_THAT(result.last_error_line(), HasSubstr(key));
+  };
+  refused("eval", "--num-attention-heads 2 --num-query-groups 1 --kv-channels 16", "model.kv_channels");
+  refused("eval", "--rotary-base 77", "model.rotary_base");
+  refused("generate", "--prompt a --window-size 3", "model.window_size");
+  refused("train", "--seed 99", "training.seed");
+  refused("train", "--global-batch-size 4", "training.global_batch_size");
+  refused("train", "--optimizer sgd", "optimizer.optimizer");
+  const ProgramResult adapted = run("train", "--load-weights-only --rotary-base 77" + load + output("again"));
+  EXPECT_EQ(adapted.status, 0) << adapted.err;
+  EXPECT_THAT(adapted.err, HasSubstr("model.rotary_base"));
+}
+
+TEST_F(Train, ADamagedCheckpointIsRefused) {
+  ASSERT_EQ(run("train", "--train-iters 2 " + output("run")).status, 0);
+  const std::string checkpoint = "run/checkpoints/step_2/";
+  const std::string load = "--load " + folder_.path() + "/run ";
+  const std::string weights = folder_.read(checkpoint + "weights.safetensors");
+  std::string damaged = weights;
+  for (size_t i = damaged.size() - 400; i < damaged.size(); ++i) damaged[i] = '\xff';
+  folder_.write(checkpoint + "weights.safetensors", damaged);
+  EXPECT_EQ(run("eval", load).status, 3);
+  folder_.write(checkpoint + "weights.safetensors", weights);
+  EXPECT_EQ(run("eval", load).status, 0);
+  const std::string index = folder_.read(checkpoint + "index.json");
+  for (const auto& [from, to] : {std::pair{"\"step\": 2", "\"step\": -5"}, {"weights.safetensors", "../evil"}}) {
+    std::string edited = index;
+    edited.replace(edited.find(from), std::string(from).size(), to);
+    folder_.write(checkpoint + "index.json", edited);
+    EXPECT_EQ(run("train", load + output("again")).status, 3) << to;
+  }
+}
+
+TEST_F(Train, AfterAResumeInPlaceEveryStepStandsOnce) {
+  ASSERT_EQ(run("train", "--save-interval 2 " + output("run")).status, 0);
+  ASSERT_EQ(run("train", "--load " + folder_.path() + "/run/checkpoints/step_2 " + output("run")).status, 0);
+  EXPECT_EQ(values(metrics("run"), "train", "step"), (std::vector<std::string>{"1", "2", "3", "4", "5", "6"}));
+}
+
+TEST_F(Train, PlacesToWriteAreTriedBeforeTheFirstStep) {
+  folder_.write("file", "");
+  const ProgramResult result = run("train", "--save " + folder_.path() + "/file/x " + output("run"));
+  EXPECT_EQ(result.status, 3);
+  EXPECT_THAT(result.out, ::testing::Not(HasSubstr("step 1/")));
+}
+
 TEST_F(Train, EvaluationAndGenerationReadTheCheckpoint) {
   ASSERT_EQ(run("train", output("run")).status, 0);
   const std::string load = " --load " + folder_.path() + "/run";
@@ -222,6 +286,9 @@ TEST_F(Train, AnInterruptSavesAndEndsWithItsStatus) {
     _exit(127);
   }
   for (int i = 0; i < 300 && metrics("run").find("\"step\":3,") == std::string::npos; ++i) usleep(50000);
+  const ProgramResult second = run("train", output("run"));
+  EXPECT_EQ(second.status, 2) << "two runs in one folder";
+  EXPECT_THAT(second.last_error_line(), HasSubstr("another run"));
   kill(child, SIGTERM);
   int status = 0;
   waitpid(child, &status, 0);

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/run_folder.h"
+
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "config/load.h"
+#include "io/atomic_file.h"
+
+namespace farspan {
+namespace {
+
+namespace fs = std::filesystem;
+
+void create(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error)
+    throw DataError(fmt::format("{}: cannot be created: {}; give a folder that can be written to", folder.string(),
+                                error.message()));
+}
+
+int lock(const fs::path& folder) {
+  const std::string path = (folder / ".lock").string();
+  const int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (descriptor < 0) throw DataError(fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
+  if (flock(descriptor, LOCK_EX | LOCK_NB) == 0) return descriptor;
+  close(descriptor);
+  throw ConfigError(fmt::format("output {}: another run is writing there; give another --output", folder.string()));
+}
+
+void move_aside(const fs::path& path) {
+  std::error_code error;
+  if (!fs::exists(path, error) || (fs::is_directory(path, error) && fs::is_empty(path, error))) return;
+  fs::path aside;
+  for (int n = 1; aside.empty() || fs::exists(aside, error); ++n) aside = path.string() + fmt::format(".earlier-{}", n);
+  fs::rename(path, aside, error);
+  if (error) throw DataError(fmt::format("{}: cannot be renamed aside: {}", path.string(), error.message()));
+  log_info("{} of an earlier run is now {}", path.string(), aside.string());
+}
+
+// The step of a metrics line.
+std::optional<int64_t> step_of(const std::string& line) {
+  const size_t key = line.find("\"step\":");
+  if (key == std::string::npos) return std::nullopt;
+  return std::strtoll(line.c_str() + key + 7, nullptr, 10);
+}
+
+void drop_later_steps(const std::string& metrics, int64_t last_step) {
+  std::ifstream file(metrics);
+  if (!file) return;
+  std::string kept;
+  bool dropped = false;
+  for (std::string line; std::getline(file, line);) {
+    const std::optional<int64_t> step = step_of(line);
+    if (step && *step <= last_step)
+      kept += line + "\n";
+    else
+      dropped = true;
+  }
+  if (dropped) write_file_atomically(metrics, kept);
+}
+
+}  // namespace
+
+RunFolder::RunFolder(const std::string& folder, const Config& config, int64_t start_step)
+    : folder_(folder),
+      checkpoints_(config.output.save.empty() ? (fs::path(folder) / "checkpoints").string() : config.output.save) {
+  create(folder);
+  lock_ = lock(folder);
+  if (start_step == 0) {
+    move_aside(metrics());
+    move_aside(checkpoints_);
+  } else {
+    drop_later_steps(metrics(), start_step);
+  }
+  create(checkpoints_);
+  write_file_atomically((fs::path(checkpoints_) / ".writable").string(), "");
+  fs::remove(fs::path(checkpoints_) / ".writable");
+  write_file_atomically((fs::path(folder) / "config.yaml").string(), effective_config_yaml(config));
+}
+
+RunFolder::~RunFolder() { close(lock_); }
+
+}  // namespace farspan
