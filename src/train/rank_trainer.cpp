@@ -34,7 +34,6 @@ RankTrainer::RankTrainer(const Config& config, const ResolvedSizes& sizes, RankC
       sizes_(sizes),
       context_(context),
       dataset_(dataset),
-      kind_(kind),
       table_(config.model),
       state_(take_weights(config, table_, *context.arena, kind)),
       weights_(model_tensors(table_, config.model, state_.compute_weights())),

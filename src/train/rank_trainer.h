@@ -90,7 +90,6 @@ class RankTrainer {
   ResolvedSizes sizes_;
   RankContext& context_;
   const Dataset* dataset_;
-  RunKind kind_;
   ParameterTable table_;
   WeightState state_;
   ModelTensors weights_;
