@@ -8,10 +8,10 @@ namespace {
 
 // Rates of one core of a server CPU with AVX-512, as measured in docs/performance.md and rounded down. A plan is meant
 // for comparing layouts; on another CPU the seconds scale, the ratios hold.
-constexpr double kGemmFlopsPerCore = 140e9;      // oneDNN, f32
-constexpr double kGemmFlopsPerCoreBf16 = 280e9;  // oneDNN, bf16
-constexpr double kAttentionFlopsPerCore = 80e9;  // fp32 inside for either type
-constexpr double kMemoryBandwidth = 12e9;        // whole machine, read plus written
+constexpr double kGemmFlopsPerCore = 140e9;       // oneDNN, f32
+constexpr double kGemmFlopsPerCoreBf16 = 280e9;   // oneDNN, bf16
+constexpr double kAttentionFlopsPerCore = 110e9;  // fp32 inside for either type
+constexpr double kMemoryBandwidth = 20e9;         // whole machine, read plus written
 
 }  // namespace
 
