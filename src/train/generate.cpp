@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/log.h"
 #include "base/philox.h"
 #include "train/checkpoint.h"
 #include "train/job.h"
@@ -63,6 +64,9 @@ int32_t draw_token(const std::vector<float>& logits, double temperature, double 
 }  // namespace
 
 void generate(const Config& given, const GenerateOptions& options, const std::function<void(int32_t)>& emit) {
+  if (given.parallel.context_parallel_size > 1)
+    log_info("generation runs on one rank; context_parallel_size {} is for training",
+             given.parallel.context_parallel_size);
   Config config = given;
   config.parallel.context_parallel_size = 1;
   config.training.micro_batch_size = 1;
