@@ -151,6 +151,11 @@ TEST(Layouts, B070_TheStartDoesNotDependOnTheLayout) {
   EXPECT_EQ(train(config, 2, dataset).weights[1], one.weights[0]);
 }
 
+// Rank 0 holds positions 0..3 and 28..31: beyond its own length of 8.
+TEST(Layouts, B051_PositionsBeyondTheLocalLength) {
+  compare_layouts({"S=32", model_m(32), one_document_rows(2, 32)}, {4});
+}
+
 TEST(Layouts, B047_LossAtZigzagPositionsEqualsOneRank) {
   const auto dataset = one_document_rows(1, 8);
   const Outcome one = train(model_m(8), 1, dataset);

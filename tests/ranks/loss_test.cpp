@@ -114,6 +114,35 @@ TEST(Loss, B034_PackedDocumentsEqualSeparateRows) {
   expect_same_training(together, separate, "5 and 11 tokens");
 }
 
+// Documents packed in a row and cut over ranks, against the same documents in rows of their own on one rank.
+void expect_packed_equals_separate(const std::vector<int64_t>& lengths, int64_t seq_length, int64_t cp) {
+  std::vector<std::vector<int64_t>> apart;
+  for (int64_t length : lengths) apart.push_back({length});
+  Config separate = model_m(seq_length);
+  separate.training.global_batch_size = std::ssize(apart);
+  const Outcome reference = train(separate, 1, rows(apart));
+  int64_t targets = 0;
+  for (int64_t length : lengths) targets += length - 1;
+  for (CpCommType type : {CpCommType::p2p, CpCommType::all_gather}) {
+    const Outcome packed = train(with_cp(model_m(seq_length), cp, type), static_cast<int>(cp), rows({lengths}));
+    EXPECT_EQ(packed.steps[0].totals.targets, targets);
+    expect_same_training(packed, reference, "packed over cp " + std::to_string(cp));
+  }
+}
+
+TEST(Loss, B005_DocumentsShorterThanAnyAlignment) {
+  expect_packed_equals_separate({2, 14}, 16, 2);
+  expect_packed_equals_separate({1, 15}, 16, 2);
+}
+
+TEST(Loss, B038_DocumentsOfAnyLength) {
+  for (int64_t cp : {2, 4}) expect_packed_equals_separate({5, 11, 1, 7}, 24, cp);
+}
+
+TEST(Loss, B039_PaddingBehindDocumentsIsNoDocument) { expect_packed_equals_separate({6, 7}, 16, 2); }
+
+TEST(Loss, B040_PaddedRowsCountRealTokensOnly) { expect_packed_equals_separate({3, 6}, 12, 2); }
+
 TEST(Loss, B045_EveryRowOfAMicroBatchKeepsItsOwnDocuments) {
   Config packed = model_m(16);
   packed.training.micro_batch_size = 2;
