@@ -61,7 +61,7 @@ class ClassSeconds : public OpObserver {
 
 void train_step(benchmark::State& state, Precision precision, Recompute recompute) {
   const Job job = make_job(twelve_layers(precision, recompute), 1, RunKind::train, std::make_shared<RandomRow>());
-  run_job(job, [&](RankTrainer& trainer, ThreadWorld&) {
+  run_job(job, [&](RankTrainer& trainer, World&) {
     trainer.initialise_weights();
     trainer.train_step(1, false);  // warms the caches of primitives
     ClassSeconds observer;

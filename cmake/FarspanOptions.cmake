@@ -21,5 +21,8 @@ target_compile_options(farspan_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow
 if(FARSPAN_SANITIZER)
   target_compile_options(farspan_flags INTERFACE -fsanitize=${FARSPAN_SANITIZER} -fno-omit-frame-pointer)
   target_link_options(farspan_flags INTERFACE -fsanitize=${FARSPAN_SANITIZER})
+  if(FARSPAN_SANITIZER MATCHES "undefined")
+    target_compile_options(farspan_flags INTERFACE -fno-sanitize-recover=undefined)
+  endif()
 endif()
 set(CMAKE_CXX_EXTENSIONS OFF)

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-# farspan_room(NAME [DEPENDS rooms and libraries...] [PRIVATE libraries...] [INCLUDES folders...]): one static library per folder of src/, made of its sources.
+# farspan_room(NAME [DEPENDS rooms and libraries...] [PRIVATE libraries...] [INCLUDES folders...] [WITHOUT sources...]): one static library per folder of src/, made of its sources.
+# WITHOUT: paths under the folder of sources that stand in for one another, those not wanted.
 
 function(farspan_room name)
-  cmake_parse_arguments(ROOM "" "" "DEPENDS;PRIVATE;INCLUDES" ${ARGN})
+  cmake_parse_arguments(ROOM "" "" "DEPENDS;PRIVATE;INCLUDES;WITHOUT" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cpp)
+  list(TRANSFORM ROOM_WITHOUT PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/${name}/)
+  if(ROOM_WITHOUT)
+    list(REMOVE_ITEM sources ${ROOM_WITHOUT})
+  endif()
   if(sources)
     add_library(farspan_${name} STATIC ${sources})
     target_link_libraries(farspan_${name} PUBLIC farspan_flags ${ROOM_DEPENDS} PRIVATE ${ROOM_PRIVATE})
@@ -27,6 +32,17 @@ function(farspan_tests folder)
     target_link_libraries(${target} PRIVATE ${T_LINK} GTest::gmock GTest::gtest GTest::gtest_main)
     add_test(NAME ${folder}.${stem} COMMAND ${target})
     set_tests_properties(${folder}.${stem} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS ${folder}
-      ENVIRONMENT "FARSPAN_PROGRAM=${CMAKE_BINARY_DIR}/farspan;FARSPAN_SOURCE=${CMAKE_SOURCE_DIR}")
+      ENVIRONMENT "FARSPAN_PROGRAM=${CMAKE_BINARY_DIR}/farspan;FARSPAN_SOURCE=${CMAKE_SOURCE_DIR};FARSPAN_MPIRUN=${MPIEXEC_EXECUTABLE}")
+  endforeach()
+endfunction()
+
+# farspan_mpi_test(FOLDER STEM PROCESSES...): runs the program test_FOLDER_STEM under mpirun with each number of processes.
+function(farspan_mpi_test folder stem)
+  set(target test_${folder}_${stem})
+  foreach(processes ${ARGN})
+    set(name ${folder}.${stem}.${processes})
+    add_test(NAME ${name} COMMAND ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe --bind-to none
+      -n ${processes} $<TARGET_FILE:${target}>)
+    set_tests_properties(${name} PROPERTIES TIMEOUT 120 PROCESSORS ${processes} LABELS ${folder})
   endforeach()
 endfunction()

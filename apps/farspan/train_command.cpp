@@ -9,6 +9,7 @@
 #include "config/validate.h"
 #include "observe/progress.h"
 #include "train/run_training.h"
+#include "train/stop_signal.h"
 
 namespace farspan {
 namespace {
@@ -20,8 +21,10 @@ void describe(const Job& job, const std::string& folder) {
   fmt::print("\n{}\n", job.dataset->summary());
   fmt::print("{} parameters; weight decay on matrices and embeddings, not on norms and biases\n",
              ParameterTable(job.config.model).parameter_count());
-  fmt::print("{} ranks: cp {}, dp {}; {} of memory planned for all ranks\n", job.sizes.world_size,
-             job.config.parallel.context_parallel_size, job.sizes.data_parallel_size, bytes_text(total));
+  const ParallelConfig& parallel = job.config.parallel;
+  fmt::print("{} ranks{}: tp {}, cp {}, dp {}, pp {}; {} of memory planned for all ranks\n", job.sizes.world_size,
+             job.processes ? " as processes" : "", parallel.tensor_model_parallel_size, parallel.context_parallel_size,
+             job.sizes.data_parallel_size, parallel.pipeline_model_parallel_size, bytes_text(total));
   fmt::print("document mask {}, positions {} at document starts; writing to {}\n\n",
              job.config.data.document_mask ? "on" : "off",
              job.config.data.reset_position_ids ? "restart" : "do not restart", folder);
@@ -30,11 +33,14 @@ void describe(const Job& job, const std::string& folder) {
 
 }  // namespace
 
-int run_train(const CommandLine& line) {
+int run_train(const CommandLine& line, Session& session) {
+  const StopSignal stop_signal;
   const Config config = load_config(line);
-  const Job job = make_job(config, world_size(config, line.ranks), RunKind::train, JobData::open);
+  const int ranks = world_size(config, line.ranks);
+  const Job job = make_job(config, ranks, RunKind::train, JobData::open, session.processes_for(config, ranks));
   const std::string folder = line.output.empty() ? "runs/" + job.config.name : line.output;
   describe(job, folder);
+  if (session.speaks()) print_warnings(job.sizes.warnings);
   return run_training(job, folder);
 }
 

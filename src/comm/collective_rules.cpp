@@ -112,6 +112,20 @@ CallBytes check_exchange(std::span<const Message> sends, std::span<const Message
   return bytes;
 }
 
+void check_overlap(const Tensor& source, const Tensor& target, int64_t in_place, Operation operation,
+                   std::string_view label) {
+  const auto source_begin = reinterpret_cast<uintptr_t>(source.raw());
+  const auto target_begin = reinterpret_cast<uintptr_t>(target.raw());
+  const bool apart = source_begin + static_cast<uintptr_t>(source.bytes()) <= target_begin ||
+                     target_begin + static_cast<uintptr_t>(target.bytes()) <= source_begin;
+  if (apart || source.bytes() == 0) return;
+  const uintptr_t larger = source.bytes() > target.bytes() ? source_begin : target_begin;
+  const uintptr_t smaller = source.bytes() > target.bytes() ? target_begin : source_begin;
+  FARSPAN_CHECK(in_place >= 0 && smaller == larger + static_cast<uintptr_t>(in_place),
+                "{} '{}': input of {} bytes and output of {} bytes overlap", name_of(operation), label, source.bytes(),
+                target.bytes());
+}
+
 void count(const CallBytes& bytes, Traffic& traffic) {
   traffic.bytes_sent += bytes.sent;
   traffic.bytes_received += bytes.received;

@@ -43,6 +43,12 @@ CallBytes check_all_to_all(const Tensor& send, const Tensor& receive, int size, 
 CallBytes check_exchange(std::span<const Message> sends, std::span<const Message> receives, int rank, int size,
                          std::string_view label);
 
+// Others read the source while this rank writes the target: they may share memory only where nobody else reads, which
+// is the rank's own piece, `in_place` bytes into the larger of the two; kNowhere: not at all.
+inline constexpr int64_t kNowhere = -1;
+void check_overlap(const Tensor& source, const Tensor& target, int64_t in_place, Operation operation,
+                   std::string_view label);
+
 void count(const CallBytes& bytes, Traffic& traffic);
 
 }  // namespace farspan

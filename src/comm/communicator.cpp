@@ -21,4 +21,8 @@ std::string_view name_of(Dimension dimension) {
   throw InternalError(fmt::format("no dimension has the number {}", static_cast<int>(dimension)));
 }
 
+std::string group_name(Dimension dimension, const std::vector<int>& ranks) {
+  return fmt::format("{} group [{}]", name_of(dimension), fmt::join(ranks, ", "));
+}
+
 }  // namespace farspan

@@ -24,6 +24,9 @@ enum class Dimension { tp, cp, dp, pp, dp_cp, world };
 inline constexpr int kDimensions = 6;
 std::string_view name_of(Dimension dimension);
 
+// "cp group [0, 2]"; world ranks.
+std::string group_name(Dimension dimension, const std::vector<int>& ranks);
+
 struct Traffic {
   int64_t bytes_sent = 0;      // by this rank, to other ranks
   int64_t bytes_received = 0;  // from other ranks

@@ -5,24 +5,25 @@
 
 namespace farspan {
 
-std::string_view name_of(Progress progress) {
+std::string_view name_of(CallProgress progress) {
   switch (progress) {
-    case Progress::posted:
+    case CallProgress::posted:
       return "posted";
-    case Progress::waiting:
+    case CallProgress::waiting:
       return "waiting";
-    case Progress::done:
+    case CallProgress::done:
       return "done";
-    case Progress::failed:
+    case CallProgress::failed:
       return "failed";
   }
   throw InternalError(fmt::format("no progress has the number {}", static_cast<int>(progress)));
 }
 
-std::string OperationRecord::str() const {
-  return fmt::format("{} '{}' of {} bytes, call {} of {}, {}", name_of(operation), label, bytes, sequence, group,
-                     name_of(progress));
+std::string OperationRecord::title() const {
+  return fmt::format("{} '{}' of {} bytes, call {} of {}", name_of(operation), label, bytes, sequence, group);
 }
+
+std::string OperationRecord::str() const { return fmt::format("{}, {}", title(), name_of(progress)); }
 
 void Recorder::set_position(std::string position) {
   std::lock_guard lock(mutex_);
@@ -44,12 +45,12 @@ int64_t Recorder::record(std::string_view group, int64_t sequence, Operation ope
   entry.operation = operation;
   entry.label.assign(label);
   entry.bytes = bytes;
-  entry.progress = Progress::posted;
+  entry.progress = CallProgress::posted;
   entry.position.assign(position_);
   return recorded_++;
 }
 
-void Recorder::set_progress(int64_t ticket, Progress progress) {
+void Recorder::set_progress(int64_t ticket, CallProgress progress) {
   std::lock_guard lock(mutex_);
   if (recorded_ - ticket <= kCapacity) ring_[static_cast<size_t>(ticket % kCapacity)].progress = progress;
 }

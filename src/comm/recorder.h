@@ -14,8 +14,8 @@
 
 namespace farspan {
 
-enum class Progress { posted, waiting, done, failed };
-std::string_view name_of(Progress progress);
+enum class CallProgress { posted, waiting, done, failed };
+std::string_view name_of(CallProgress progress);
 
 struct OperationRecord {
   int64_t sequence = 0;  // in its group, from 0
@@ -23,10 +23,12 @@ struct OperationRecord {
   Operation operation = Operation::barrier;
   std::string label;
   int64_t bytes = 0;
-  Progress progress = Progress::posted;
+  CallProgress progress = CallProgress::posted;
   std::string position;  // of the rank when it posted; may be empty
 
-  // "all_gather 'layer 3 key/value' of 1024 bytes, call 7 of cp group [0, 2], waiting"
+  // "all_gather 'layer 3 key/value' of 1024 bytes, call 7 of cp group [0, 2]"
+  std::string title() const;
+  // The same with ", waiting".
   std::string str() const;
 };
 
@@ -40,7 +42,7 @@ class Recorder {
 
   // Returns a ticket for set_progress. The oldest record is overwritten when kCapacity are held.
   int64_t record(std::string_view group, int64_t sequence, Operation operation, std::string_view label, int64_t bytes);
-  void set_progress(int64_t ticket, Progress progress);  // nothing when the record has been overwritten
+  void set_progress(int64_t ticket, CallProgress progress);  // nothing when the record has been overwritten
 
   // Up to `count` latest records, oldest first.
   std::vector<OperationRecord> latest(int64_t count = kCapacity) const;

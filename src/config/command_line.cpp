@@ -164,8 +164,14 @@ void take_option(const FlagTexts& flags, CommandOption option, CommandLine& line
       line.ranks = number(flags, flag, read_integer);
       if (line.ranks < 1) throw ConfigError(fmt::format("--ranks {} is too small; use 1 or more", line.ranks));
       return;
+    case CommandOption::ranks_per_host:
+      line.ranks_per_host = number(flags, flag, read_integer);
+      if (line.ranks_per_host < 1)
+        throw ConfigError(fmt::format("--ranks-per-host {} is too small; use 1 or more", line.ranks_per_host));
+      return;
     case CommandOption::output:
       line.output = flags.single(flag);
+      if (line.output.empty()) throw ConfigError("--output is empty; name a folder, or leave it out for runs/NAME");
       return;
     case CommandOption::json:
       line.json = true;

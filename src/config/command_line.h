@@ -15,7 +15,7 @@ namespace farspan {
 inline constexpr std::string_view kVersion = "0.1.0";  // as in CMakeLists.txt's project(); a test compares them
 
 // Options that are not configuration keys.
-enum class CommandOption { ranks, output, json, prompt, max_tokens, temperature };
+enum class CommandOption { ranks, ranks_per_host, output, json, prompt, max_tokens, temperature };
 
 // What a command takes.
 struct CommandSpec {
@@ -28,12 +28,13 @@ struct CommandSpec {
 
 struct CommandLine {
   std::string command;
-  std::string printout;     // --help, --version: what to print; then nothing else is to be done
-  std::string config_path;  // empty: none given
-  Overrides overrides;      // configuration keys given as flags
-  int64_t ranks = 0;        // 0: not given
-  std::string output;       // folder of the run; empty: not given
-  std::string load;         // --load, which is also among the overrides as output.load
+  std::string printout;        // --help, --version: what to print; then nothing else is to be done
+  std::string config_path;     // empty: none given
+  Overrides overrides;         // configuration keys given as flags
+  int64_t ranks = 0;           // 0: not given
+  int64_t ranks_per_host = 0;  // 0: not given
+  std::string output;          // folder of the run; empty: not given
+  std::string load;            // --load, which is also among the overrides as output.load
   std::string prompt;
   bool json = false;
   int64_t max_tokens = 128;

@@ -40,8 +40,8 @@ struct ModelConfig {
   bool untie_embeddings_and_output_weights = false;
   bool qk_layernorm = false;
   bool add_qkv_bias = false;
-  int64_t window_size = 0;   // keys a query sees at most, itself included; 0: all before it
-  double softmax_scale = 0;  // 0: 1 / sqrt(kv_channels)
+  std::vector<int64_t> window_size = {0};  // keys a query sees at most, itself included; 0: all before it; per layer
+  double softmax_scale = 0;                // 0: 1 / sqrt(kv_channels)
   double attention_dropout = 0;
   double hidden_dropout = 0;
   double init_method_std = 0.02;
@@ -54,11 +54,13 @@ struct ParallelConfig {
   int64_t tensor_model_parallel_size = 1;
   bool sequence_parallel = false;
   int64_t context_parallel_size = 1;
-  CpCommType cp_comm_type = CpCommType::automatic;
+  std::vector<CpCommType> cp_comm_type = {CpCommType::automatic};  // per layer
   std::vector<int64_t> hierarchical_context_parallel_sizes;
   CpLayout cp_layout = CpLayout::zigzag;
   int64_t pipeline_model_parallel_size = 1;
   int64_t num_layers_per_virtual_pipeline_stage = 0;
+  int64_t decoder_first_pipeline_num_layers = 0;  // layers of the first stage; 0: an even share
+  int64_t decoder_last_pipeline_num_layers = 0;   // layers of the last stage; 0: an even share
   int64_t zero_stage = 0;
   bool overlap_grad_reduce = false;
   bool overlap_param_gather = false;
@@ -159,11 +161,28 @@ struct Config {
       origins;  // "model.num_layers" -> "default", "legal.yaml:4", "--num-layers", "preset"
 };
 
+// A setting that may differ by layer: one value for all layers, or one for each. Never empty.
+template <typename Value>
+Value value_of_layer(const std::vector<Value>& values, int64_t layer) {
+  return values.size() == 1 ? values[0] : values.at(static_cast<size_t>(layer));
+}
+
+// `layer` counts from 0 over the whole model, whatever stage it is on.
+inline int64_t window_of_layer(const ModelConfig& model, int64_t layer) {
+  return value_of_layer(model.window_size, layer);
+}
+inline CpCommType cp_comm_type_of_layer(const ParallelConfig& parallel, int64_t layer) {
+  return value_of_layer(parallel.cp_comm_type, layer);
+}
+
 // Sizes after every 0 = "derived" has been filled in (config/validate.h: resolve).
 struct ResolvedSizes {
   int64_t world_size = 1;
   int64_t data_parallel_size = 1;
-  int64_t micro_batches = 1;  // per rank and step
+  int64_t micro_batches = 1;    // per rank and step
+  int64_t pipeline_chunks = 1;  // virtual stages on each rank
+  // Legal but poor choices, one line each with what they cost and what would do better; config/poor_choices.h.
+  std::vector<std::string> warnings;
 };
 
 }  // namespace farspan

@@ -52,17 +52,6 @@ void read_field(const ValueText& value, Field& field) {
   read_item(value.items.at(0), field);
 }
 
-inline void read_field(const ValueText& value, CpCommType& field) {
-  const std::string text = fmt::format("{}", fmt::join(value.items, ","));
-  if (value.is_list || text.find(',') != std::string::npos) {
-    throw ValueError(
-        fmt::format("a list of communication types, one per layer ({}), is not in this version; give one for "
-                    "all layers: p2p, all_gather or auto",
-                    text));
-  }
-  read_item(text, field);
-}
-
 template <typename Item>
 void read_field(const ValueText& value, std::vector<Item>& field) {
   std::vector<Item> items;
@@ -82,6 +71,24 @@ std::string write_field(const std::vector<Item>& field) {
   std::vector<std::string> items;
   for (const Item& item : field) items.push_back(write_item(item));
   return yaml_list(items);
+}
+
+// A setting with one value for all layers or one for each: a list, or one value, in which commas separate too. One
+// value is written as such.
+template <typename Item>
+void read_per_layer(const ValueText& value, std::vector<Item>& field) {
+  std::vector<Item> items;
+  for (const std::string& text : value.items) {
+    if (text.empty()) read_item(text, items.emplace_back());  // throws what was expected
+    for (const std::string& part : split_commas(text)) read_item(part, items.emplace_back());
+  }
+  if (items.empty()) throw ValueError("expected one value, or one for each layer, found an empty list");
+  field = std::move(items);
+}
+
+template <typename Item>
+std::string write_per_layer(const std::vector<Item>& field) {
+  return field.size() == 1 ? write_field(field[0]) : write_field(field);
 }
 
 template <typename Field>

@@ -49,6 +49,9 @@ OptionHelp option_help(CommandOption option) {
   switch (option) {
     case CommandOption::ranks:
       return {"--ranks", "N", "ranks to start, as threads of this process [product of the parallel sizes]"};
+    case CommandOption::ranks_per_host:
+      return {"--ranks-per-host", "N",
+              "ranks on each machine of a cluster to plan for [the launcher's, or all on one]"};
     case CommandOption::output:
       return {"--output", "DIR", "folder of the run [runs/NAME, after the config file]"};
     case CommandOption::json:
@@ -79,8 +82,9 @@ std::string program_help(std::span<const CommandSpec> commands) {
       "farspan COMMAND [CONFIG.yaml] [options]\nTrains transformers on very long sequences.\n\nCommands:\n";
   for (const CommandSpec& command : commands) text += entry(command.name, command.summary);
   text += "\nOptions (which command takes which: farspan COMMAND --help):\n";
-  for (CommandOption option : {CommandOption::ranks, CommandOption::output, CommandOption::json, CommandOption::prompt,
-                               CommandOption::max_tokens, CommandOption::temperature}) {
+  for (CommandOption option :
+       {CommandOption::ranks, CommandOption::ranks_per_host, CommandOption::output, CommandOption::json,
+        CommandOption::prompt, CommandOption::max_tokens, CommandOption::temperature}) {
     const OptionHelp help = option_help(option);
     text += entry(help.values.empty() ? help.flag : help.flag + " " + help.values, help.help);
   }

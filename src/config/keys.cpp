@@ -49,6 +49,19 @@ Key bytes_key(std::string section, std::string name, std::string help, Members..
   return made;
 }
 
+// One value for all layers, or one for each.
+template <typename... Members>
+Key per_layer_key(std::string section, std::string name, std::string help, Members... members) {
+  using Item = typename std::remove_cvref_t<decltype(at(std::declval<Config&>(), members...))>::value_type;
+  Key made = key(std::move(section), std::move(name), std::move(help), members...);
+  made.values = values_of<Item>() + ",...";
+  made.is_list = true;
+  made.is_per_layer = true;
+  made.read = [members...](Config& config, const ValueText& value) { read_per_layer(value, at(config, members...)); };
+  made.write = [members...](const Config& config) { return write_per_layer(at(config, members...)); };
+  return made;
+}
+
 void append(std::vector<Key>& table, std::vector<Key> keys) {
   std::move(keys.begin(), keys.end(), std::back_inserter(table));
 }
@@ -91,8 +104,9 @@ std::vector<Key> model_keys() {
       key("model", "qk_layernorm", "RMS norm of each query and key head", kModel, &ModelConfig::qk_layernorm),
       key("model", "add_qkv_bias", "biases on the query, key and value projections", kModel,
           &ModelConfig::add_qkv_bias),
-      key("model", "window_size", "keys a query sees at most, itself included; 0: all before it", kModel,
-          &ModelConfig::window_size),
+      per_layer_key("model", "window_size",
+                    "keys a query sees at most, itself included; 0: all before it; one, or one for each layer", kModel,
+                    &ModelConfig::window_size),
       key("model", "softmax_scale", "factor of the attention scores; 0: 1 / sqrt(kv_channels)", kModel,
           &ModelConfig::softmax_scale),
       key("model", "attention_dropout", "probability", kModel, &ModelConfig::attention_dropout),
@@ -111,8 +125,9 @@ std::vector<Key> parallel_keys() {
           &ParallelConfig::sequence_parallel),
       key("parallel", "context_parallel_size", "ranks that share each row's tokens", kParallel,
           &ParallelConfig::context_parallel_size),
-      key("parallel", "cp_comm_type", "how keys and values travel between those ranks", kParallel,
-          &ParallelConfig::cp_comm_type),
+      per_layer_key("parallel", "cp_comm_type",
+                    "how keys and values travel between those ranks; one, or one for each layer", kParallel,
+                    &ParallelConfig::cp_comm_type),
       key("parallel", "hierarchical_context_parallel_sizes", "a2a+p2p: ranks of each level", kParallel,
           &ParallelConfig::hierarchical_context_parallel_sizes),
       key("parallel", "cp_layout", "which tokens of a row a rank owns", kParallel, &ParallelConfig::cp_layout),
@@ -120,6 +135,10 @@ std::vector<Key> parallel_keys() {
           &ParallelConfig::pipeline_model_parallel_size),
       key("parallel", "num_layers_per_virtual_pipeline_stage", "layers of one virtual stage; 0: stages are not cut",
           kParallel, &ParallelConfig::num_layers_per_virtual_pipeline_stage),
+      key("parallel", "decoder_first_pipeline_num_layers", "layers of the first stage; 0: an even share", kParallel,
+          &ParallelConfig::decoder_first_pipeline_num_layers),
+      key("parallel", "decoder_last_pipeline_num_layers", "layers of the last stage; 0: an even share", kParallel,
+          &ParallelConfig::decoder_last_pipeline_num_layers),
       key("parallel", "zero_stage", "what data-parallel ranks share: 0 nothing, 1 optimizer, 2 gradients, 3 weights",
           kParallel, &ParallelConfig::zero_stage),
       key("parallel", "overlap_grad_reduce", "reduce gradients during backward", kParallel,
@@ -198,7 +217,7 @@ std::vector<Key> memory_keys() {
       key("memory", "optimizer_cpu_offload", "keep the optimizer's state in host memory", kMemory,
           &MemoryConfig::optimizer_cpu_offload),
       bytes_key("memory", "memory_limit",
-                "for all ranks of this machine together (16GiB); 0: what the machine has available", kMemory,
+                "for all ranks of this machine together (16GiB, 16GB); 0: what the machine has available", kMemory,
                 &MemoryConfig::memory_limit),
   };
 }
@@ -212,8 +231,9 @@ std::vector<Key> communication_keys() {
           &CommunicationConfig::distributed_timeout_seconds),
       key("communication", "cp_allgather.overlap", "all_gather: gather ahead of the attention that needs it",
           kCommunication, &CommunicationConfig::cp_allgather_overlap),
-      bytes_key("communication", "cp_allgather.buffer_size", "all_gather: largest gathered piece; 0: no limit",
-                kCommunication, &CommunicationConfig::cp_allgather_buffer_size),
+      bytes_key("communication", "cp_allgather.buffer_size",
+                "all_gather: bytes of its buffers (one head at least); 0: what attention holds", kCommunication,
+                &CommunicationConfig::cp_allgather_buffer_size),
       key("communication", "reduce_scatter.use_ring", "reduce-scatter by a ring", kCommunication,
           &CommunicationConfig::reduce_scatter_use_ring),
   };

@@ -15,12 +15,13 @@
 namespace farspan {
 
 struct Key {
-  std::string section;      // "model"
-  std::string name;         // "num_layers"; nested keys with dots: "rope_scaling.factor"
-  std::string values;       // what may follow, for help: "N", "X", "true|false", "text|fasta", ...
-  std::string help;         // one line
-  bool is_boolean = false;  // its flag alone means true
-  bool is_list = false;     // its flag may be repeated, and commas separate items
+  std::string section;        // "model"
+  std::string name;           // "num_layers"; nested keys with dots: "rope_scaling.factor"
+  std::string values;         // what may follow, for help: "N", "X", "true|false", "text|fasta", ...
+  std::string help;           // one line
+  bool is_boolean = false;    // its flag alone means true
+  bool is_list = false;       // its flag may be repeated, and commas separate items
+  bool is_per_layer = false;  // a list of one is written as the value alone
 
   std::function<void(Config&, const ValueText&)> read;  // throws ValueError
   std::function<std::string(const Config&)> write;      // the value as YAML

@@ -60,7 +60,7 @@ bool apply_preset(Config& config, std::string_view name) {
     model.untie_embeddings_and_output_weights = preset.untied;
     model.qk_layernorm = preset.qk_norm;
     model.add_qkv_bias = preset.qkv_bias;
-    model.window_size = preset.window;
+    model.window_size = {preset.window};
     model.rope_scaling = RopeScalingConfig{};
     if (preset.llama3_factor > 1) {
       model.rope_scaling.type = RopeScalingType::llama3;

@@ -94,14 +94,22 @@ int64_t read_integer(std::string_view text) {
 }
 
 int64_t read_bytes(std::string_view text) {
-  constexpr std::pair<std::string_view, int> kUnits[] = {{"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
-  for (const auto& [unit, shift] : kUnits) {
+  constexpr std::pair<std::string_view, int64_t> kUnits[] = {{"KiB", int64_t{1} << 10},
+                                                             {"MiB", int64_t{1} << 20},
+                                                             {"GiB", int64_t{1} << 30},
+                                                             {"TiB", int64_t{1} << 40},
+                                                             {"KB", 1'000},
+                                                             {"MB", 1'000'000},
+                                                             {"GB", 1'000'000'000},
+                                                             {"TB", 1'000'000'000'000}};
+  const char last = text.empty() ? '0' : text.back();
+  if (!is_digit(last) && last != 'B') expected("bytes such as 1073741824, 512MiB or 16GB", text);
+  for (const auto& [unit, bytes_of_unit] : kUnits) {
     if (!text.ends_with(unit)) continue;
     std::string_view count = text.substr(0, text.size() - unit.size());
     while (!count.empty() && count.back() == ' ') count.remove_suffix(1);
     int64_t bytes = 0;
-    if (__builtin_mul_overflow(read_integer(count), int64_t{1} << shift, &bytes))
-      expected("bytes within 64 bits", text);
+    if (__builtin_mul_overflow(read_integer(count), bytes_of_unit, &bytes)) expected("bytes within 64 bits", text);
     return bytes;
   }
   return read_integer(text);

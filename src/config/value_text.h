@@ -27,7 +27,8 @@ class ValueError : public std::runtime_error {
 // Decimal integer; 1_024 and, where exact, 1e3 or 2.5e3 too. Throws ValueError: anything else, or not in 64 bits.
 int64_t read_integer(std::string_view text);
 
-// As read_integer, with an optional unit at the end: KiB, MiB, GiB, TiB (powers of 1024).
+// As read_integer, with an optional unit at the end: KiB, MiB, GiB, TiB (powers of 1024), KB, MB, GB, TB (powers of
+// 1000).
 int64_t read_bytes(std::string_view text);
 
 // Decimal number with optional fraction and exponent (2e-5, 2.0E-5, 0.00002), rounded to nearest. Throws ValueError:

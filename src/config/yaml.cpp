@@ -25,6 +25,10 @@ std::string read_text(const std::string& file) {
   if (std::filesystem::is_directory(file, error)) {
     throw ConfigError(fmt::format("config file {} is a folder; name a YAML file", file));
   }
+  // A pipe would be waited for, and a device may never end.
+  if (!std::filesystem::is_regular_file(file, error)) {
+    throw ConfigError(fmt::format("config file {} is a pipe or a device; name a YAML file", file));
+  }
   std::ifstream stream(file, std::ios::binary);
   std::string text(kLargestFile + 1, '\0');
   stream.read(text.data(), static_cast<std::streamsize>(text.size()));

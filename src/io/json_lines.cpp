@@ -24,6 +24,12 @@ struct ToText {
   std::string operator()(const std::vector<int64_t>& values) const {
     return fmt::format("[{}]", fmt::join(values, ","));
   }
+  std::string operator()(const JsonCounts& counts) const {
+    std::string text;
+    for (const auto& [name, count] : counts)
+      text += fmt::format("{}{}:{}", text.empty() ? "" : ",", json_string(name), count);
+    return "{" + text + "}";
+  }
 };
 
 DataError write_error(const std::string& path) {

@@ -7,13 +7,17 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
 namespace farspan {
 
+// {"tp":0,"cp":12}
+using JsonCounts = std::vector<std::pair<std::string, int64_t>>;
+
 // nullptr is null; so is a double that is not finite.
-using JsonValue = std::variant<std::nullptr_t, bool, int64_t, double, std::string, std::vector<int64_t>>;
+using JsonValue = std::variant<std::nullptr_t, bool, int64_t, double, std::string, std::vector<int64_t>, JsonCounts>;
 
 struct JsonField {
   std::string_view name;

@@ -9,6 +9,8 @@
 namespace farspan {
 namespace {
 
+constexpr std::string_view kOutputDropout = "attention_output";
+
 // Queries, keys and values as heads, cut out of one fused row per token.
 struct Heads {
   Tensor query;  // (T, A, D)
@@ -20,10 +22,10 @@ Tensor heads_of(const Tensor& fused, int64_t first_head, int64_t heads, int64_t 
   return fused.slice(1, first_head * head_dim, (first_head + heads) * head_dim).split_dim(1, heads, head_dim);
 }
 
-Heads split_heads(const ModelConfig& config, const Tensor& qkv) {
-  const int64_t A = config.num_attention_heads;
-  const int64_t K = config.num_query_groups;
-  const int64_t D = config.kv_channels;
+Heads split_heads(const LayerContext& context, const Tensor& qkv) {
+  const int64_t A = context.heads();
+  const int64_t K = context.kv_heads();
+  const int64_t D = context.config.kv_channels;
   return {heads_of(qkv, 0, A, D), heads_of(qkv, A, K, D), heads_of(qkv, A + K, K, D)};
 }
 
@@ -34,11 +36,11 @@ Tensor by_row(const LayerContext& context, const Tensor& heads) {
 
 // The heads that attention reads: the fused rows themselves, or the normalised copy of q and k.
 Heads attended_heads(const LayerContext& context, const SavedAttention& saved) {
-  Heads heads = split_heads(context.config, saved.qkv);
+  Heads heads = split_heads(context, saved.qkv);
   if (context.config.qk_layernorm) {
-    const int64_t A = context.config.num_attention_heads;
+    const int64_t A = context.heads();
     heads.query = heads_of(saved.qk, 0, A, context.config.kv_channels);
-    heads.key = heads_of(saved.qk, A, context.config.num_query_groups, context.config.kv_channels);
+    heads.key = heads_of(saved.qk, A, context.kv_heads(), context.config.kv_channels);
   }
   return heads;
 }
@@ -46,8 +48,8 @@ Heads attended_heads(const LayerContext& context, const SavedAttention& saved) {
 void normalise(const LayerContext& context, const LayerTensors& weights, const Tensor& x, SavedAttention& saved) {
   if (saved.normed.taken()) return;
   const Purpose purpose = purpose_if(context.keep.layernorm);
-  saved.normed = context.take("attention.normed", {context.tokens(), context.config.hidden_size}, purpose);
-  saved.rstd = context.take_f32("attention.rstd", {context.tokens()}, purpose);
+  saved.normed = context.take("attention.normed", {context.stream_tokens(), context.config.hidden_size}, purpose);
+  saved.rstd = context.take_f32("attention.rstd", {context.stream_tokens()}, purpose);
   rms_norm_forward(context.device, x, weights.attention_norm, context.config.norm_epsilon, saved.normed.tensor(),
                    saved.rstd.tensor());
 }
@@ -55,13 +57,13 @@ void normalise(const LayerContext& context, const LayerTensors& weights, const T
 void normalise_heads(const LayerContext& context, const LayerTensors& weights, SavedAttention& saved) {
   const ModelConfig& config = context.config;
   const int64_t T = context.tokens();
-  const int64_t A = config.num_attention_heads;
-  const int64_t K = config.num_query_groups;
+  const int64_t A = context.heads();
+  const int64_t K = context.kv_heads();
   const Purpose purpose = purpose_if(context.keep.qkv);
   saved.qk = context.take("attention.query_key", {T, (A + K) * config.kv_channels}, purpose);
   saved.query_rstd = context.take_f32("attention.query_rstd", {T, A}, purpose);
   saved.key_rstd = context.take_f32("attention.key_rstd", {T, K}, purpose);
-  const Heads raw = split_heads(config, saved.qkv);
+  const Heads raw = split_heads(context, saved.qkv);
   const Heads normed = attended_heads(context, saved);
   rms_norm_forward(context.device, raw.query, weights.query_norm, config.norm_epsilon, normed.query,
                    saved.query_rstd.tensor());
@@ -74,7 +76,10 @@ void project_qkv(const LayerContext& context, const LayerTensors& weights, const
   normalise(context, weights, x, saved);
   saved.qkv =
       context.take("attention.query_key_value", {context.tokens(), weights.qkv.dim(0)}, purpose_if(context.keep.qkv));
-  linear_forward(context.device, saved.normed, weights.qkv, saved.qkv.tensor());
+  {
+    GatheredTokens normed(context.tensor, context.arena, "attention.gathered", saved.normed);
+    linear_forward(context.device, normed.wait(), weights.qkv, saved.qkv.tensor());
+  }
   if (weights.qkv_bias.defined()) bias_add(context.device, weights.qkv_bias, saved.qkv.tensor());
   if (context.config.qk_layernorm) normalise_heads(context, weights, saved);
   const Heads heads = attended_heads(context, saved);
@@ -82,22 +87,49 @@ void project_qkv(const LayerContext& context, const LayerTensors& weights, const
   rope_apply(context.device, batch.rope_table, context.rope_style(), RopeDirection::forward, heads.key);
 }
 
-void attend(const LayerContext& context, const MicroBatch& batch, SavedAttention& saved) {
+const ContextAttention& attention_of(const LayerContext& context, int64_t layer) {
+  return *context.attention[static_cast<size_t>(layer)];
+}
+
+void attend(const LayerContext& context, int64_t layer, const MicroBatch& batch, SavedAttention& saved) {
   const ModelConfig& config = context.config;
-  const int64_t A = config.num_attention_heads;
+  const int64_t A = context.heads();
   const Purpose purpose = purpose_if(context.keep.attention);
   saved.output = context.take("attention.output", {context.tokens(), A * config.kv_channels}, purpose);
   saved.lse = context.take_f32("attention.log_sum_exp", {context.rows, A, context.local_length}, purpose);
   const Heads heads = attended_heads(context, saved);
-  context.attention.forward(context.device, context.arena, batch.mask, by_row(context, heads.query),
-                            by_row(context, heads.key), by_row(context, heads.value),
-                            by_row(context, heads_of(saved.output, 0, A, config.kv_channels)), saved.lse.tensor());
+  attention_of(context, layer)
+      .forward(context.device, context.arena, batch.mask(layer), context.attention_dropout(layer),
+               by_row(context, heads.query), by_row(context, heads.key), by_row(context, heads.value),
+               by_row(context, heads_of(saved.output, 0, A, config.kv_channels)), saved.lse.tensor());
 }
 
-void project_output(const LayerContext& context, const LayerTensors& weights, const Tensor& x,
-                    const SavedAttention& saved, Tensor y) {
-  linear_forward(context.device, saved.output, weights.attention_output, y);
-  add(context.device, x, y, y);
+void project_output(const LayerContext& context, int64_t layer, const LayerTensors& weights, const MicroBatch& batch,
+                    const Tensor& x, const SavedAttention& saved, Tensor y) {
+  PartialSum projected(context.tensor, context.device, context.arena, "attention.projected", y);
+  linear_forward(context.device, saved.output, weights.attention_output, projected.target());
+  projected.finish();
+  if (context.drops_hidden())
+    dropout_add(context.device, context.hidden_dropout(layer, kOutputDropout),
+                context.stream_index(batch, 0, context.stream_tokens()), x, y, y);
+  else
+    add(context.device, x, y, y);
+}
+
+// d (t, H) with respect to y -> d_output (T, A D) with respect to o.
+void backward_of_output(const LayerContext& context, int64_t layer, const LayerTensors& weights,
+                        const LayerTensors& d_weights, const MicroBatch& batch, const SavedAttention& saved,
+                        const Tensor& d, Tensor d_output) {
+  Buffer dropped;
+  if (context.drops_hidden()) {
+    dropped = context.take("attention.d_dropped", d.shape(), Purpose::workspace);
+    dropout_backward(context.device, context.hidden_dropout(layer, kOutputDropout),
+                     context.stream_index(batch, 0, context.stream_tokens()), d, dropped.tensor());
+  }
+  GatheredTokens d_projected(context.tensor, context.arena, "attention.d_projected",
+                             dropped.taken() ? dropped.tensor() : d);
+  linear_backward_weight(context.device, d_projected.wait(), saved.output, d_weights.attention_output);
+  linear_backward_input(context.device, d_projected.wait(), weights.attention_output, d_output, Accumulate::no);
 }
 
 void release_heads(SavedAttention& saved) {
@@ -109,57 +141,58 @@ void release_heads(SavedAttention& saved) {
 
 }  // namespace
 
-void attention_layer_forward(const LayerContext& context, const LayerTensors& weights, const MicroBatch& batch,
-                             const Tensor& x, SavedAttention& saved, Tensor y) {
+void attention_layer_forward(const LayerContext& context, int64_t layer, const LayerTensors& weights,
+                             const MicroBatch& batch, const Tensor& x, SavedAttention& saved, Tensor y) {
   project_qkv(context, weights, batch, x, saved);
   if (!context.keep.layernorm) {
     saved.rstd.release();
     saved.normed.release();
   }
-  attend(context, batch, saved);
+  attend(context, layer, batch, saved);
   if (!context.keep.qkv) release_heads(saved);
-  project_output(context, weights, x, saved, y);
+  project_output(context, layer, weights, batch, x, saved, y);
   if (!context.keep.attention) {
     saved.lse.release();
     saved.output.release();
   }
 }
 
-void attention_layer_restore(const LayerContext& context, const LayerTensors& weights, const MicroBatch& batch,
-                             const Tensor& x, SavedAttention& saved, Tensor y) {
+void attention_layer_restore(const LayerContext& context, int64_t layer, const LayerTensors& weights,
+                             const MicroBatch& batch, const Tensor& x, SavedAttention& saved, Tensor y) {
   if (!saved.output.taken()) {
     project_qkv(context, weights, batch, x, saved);
-    attend(context, batch, saved);
+    attend(context, layer, batch, saved);
   }
-  project_output(context, weights, x, saved, y);
+  project_output(context, layer, weights, batch, x, saved, y);
 }
 
-void attention_layer_backward(const LayerContext& context, const LayerTensors& weights, const LayerTensors& d_weights,
-                              const MicroBatch& batch, const Tensor& x, SavedAttention& saved, Tensor d) {
+void attention_layer_backward(const LayerContext& context, int64_t layer, const LayerTensors& weights,
+                              const LayerTensors& d_weights, const MicroBatch& batch, const Tensor& x,
+                              SavedAttention& saved, Tensor d) {
   const ModelConfig& config = context.config;
-  const int64_t A = config.num_attention_heads;
+  const int64_t A = context.heads();
   project_qkv(context, weights, batch, x, saved);
   Buffer d_qkv =
       context.take("attention.d_query_key_value", {context.tokens(), weights.qkv.dim(0)}, Purpose::workspace);
-  const Heads d_heads = split_heads(config, d_qkv);
+  const Heads d_heads = split_heads(context, d_qkv);
   {
     Buffer d_output =
         context.take("attention.d_output", {context.tokens(), A * config.kv_channels}, Purpose::workspace);
-    linear_backward_weight(context.device, d, saved.output, d_weights.attention_output);
-    linear_backward_input(context.device, d, weights.attention_output, d_output.tensor(), Accumulate::no);
+    backward_of_output(context, layer, weights, d_weights, batch, saved, d, d_output.tensor());
     const auto rows = [&](const Tensor& fused) { return by_row(context, heads_of(fused, 0, A, config.kv_channels)); };
     const Heads heads = attended_heads(context, saved);
-    context.attention.backward(context.device, context.arena, batch.mask, by_row(context, heads.query),
-                               by_row(context, heads.key), by_row(context, heads.value), rows(saved.output), saved.lse,
-                               rows(d_output), by_row(context, d_heads.query), by_row(context, d_heads.key),
-                               by_row(context, d_heads.value));
+    attention_of(context, layer)
+        .backward(context.device, context.arena, batch.mask(layer), context.attention_dropout(layer),
+                  by_row(context, heads.query), by_row(context, heads.key), by_row(context, heads.value),
+                  rows(saved.output), saved.lse, rows(d_output), by_row(context, d_heads.query),
+                  by_row(context, d_heads.key), by_row(context, d_heads.value));
   }
   saved.lse.release();
   saved.output.release();
   rope_apply(context.device, batch.rope_table, context.rope_style(), RopeDirection::backward, d_heads.query);
   rope_apply(context.device, batch.rope_table, context.rope_style(), RopeDirection::backward, d_heads.key);
   if (config.qk_layernorm) {
-    const Heads raw = split_heads(config, saved.qkv);
+    const Heads raw = split_heads(context, saved.qkv);
     rms_norm_backward(context.device, d_heads.query, raw.query, weights.query_norm, saved.query_rstd, d_heads.query,
                       Accumulate::no, d_weights.query_norm);
     rms_norm_backward(context.device, d_heads.key, raw.key, weights.key_norm, saved.key_rstd, d_heads.key,
@@ -168,9 +201,14 @@ void attention_layer_backward(const LayerContext& context, const LayerTensors& w
   release_heads(saved);
   if (weights.qkv_bias.defined()) bias_backward(context.device, d_qkv, d_weights.qkv_bias);
   normalise(context, weights, x, saved);
-  linear_backward_weight(context.device, d_qkv, saved.normed, d_weights.qkv);
+  {
+    GatheredTokens normed(context.tensor, context.arena, "attention.gathered", saved.normed);
+    linear_backward_weight(context.device, d_qkv, normed.wait(), d_weights.qkv);
+  }
   const Tensor d_normed = saved.normed;  // its last reader was the line above
-  linear_backward_input(context.device, d_qkv, weights.qkv, d_normed, Accumulate::no);
+  PartialSum sum(context.tensor, context.device, context.arena, "attention.d_normed", d_normed);
+  linear_backward_input(context.device, d_qkv, weights.qkv, sum.target(), Accumulate::no);
+  sum.finish();
   rms_norm_backward(context.device, d_normed, x, weights.attention_norm, saved.rstd, d, Accumulate::yes,
                     d_weights.attention_norm);
   saved.rstd.release();

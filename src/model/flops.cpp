@@ -12,10 +12,10 @@ int64_t matmul_parameters(const ModelConfig& config) {
   return config.num_layers * (attention + mlp) + config.vocab_size * H;
 }
 
-double model_flops(const ModelConfig& config, int64_t tokens, int64_t visible_pairs) {
+double model_flops(const ModelConfig& config, int64_t tokens, int64_t layer_pairs) {
   const double dense = 6.0 * static_cast<double>(matmul_parameters(config)) * static_cast<double>(tokens);
-  const double attention = 12.0 * static_cast<double>(visible_pairs) *
-                           static_cast<double>(config.num_attention_heads * config.kv_channels * config.num_layers);
+  const double attention =
+      12.0 * static_cast<double>(layer_pairs) * static_cast<double>(config.num_attention_heads * config.kv_channels);
   return dense + attention;
 }
 

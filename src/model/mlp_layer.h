@@ -4,7 +4,10 @@
 //   normed  = rms_norm(x)             (t, H)
 //   gate_up = normed Wgu^T            (t, 2 F)
 //   act     = silu(gate) * up         (t, F)
-//   y       = x + act Wd^T            (t, H)
+//   y       = x + dropout(act Wd^T)   (t, H)
+//
+// Under tensor parallelism F is this rank's part and act Wd^T a partial sum; with sequence parallelism a tile takes its
+// tokens from every rank's share, so the two middle lines see token_ranks times as many.
 //
 // Backward is the same list read upwards. A tile's recomputation, where the policy asks for it, happens right before
 // its backward and lives no longer. Tiled MLP: Blockwise Parallel Transformer (Liu and Abbeel, 2023); ALST (Snowflake,
@@ -17,18 +20,19 @@
 namespace farspan {
 
 struct SavedMlp {
-  Buffer normed;      // (T, H)
-  Buffer rstd;        // (T) f32
+  Buffer normed;      // (t, H)
+  Buffer rstd;        // (t) f32
   Buffer gate_up;     // (T, 2 F)
   Buffer activation;  // (T, F)
 };
 
-// y (T, H) is written; it must not overlap x.
-void mlp_layer_forward(const LayerContext& context, const LayerTensors& weights, const Tensor& x, SavedMlp& saved,
-                       Tensor y);
+// y (t, H) is written; it must not overlap x. `layer` is the layer's number in the model.
+void mlp_layer_forward(const LayerContext& context, int64_t layer, const LayerTensors& weights, const MicroBatch& batch,
+                       const Tensor& x, SavedMlp& saved, Tensor y);
 
-// d (T, H): on entry the gradient with respect to y, on return with respect to x. Weight gradients (f32) are added to.
-void mlp_layer_backward(const LayerContext& context, const LayerTensors& weights, const LayerTensors& d_weights,
-                        const Tensor& x, SavedMlp& saved, Tensor d);
+// d (t, H): on entry the gradient with respect to y, on return with respect to x. Weight gradients (f32) are added to.
+void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerTensors& weights,
+                        const LayerTensors& d_weights, const MicroBatch& batch, const Tensor& x, SavedMlp& saved,
+                        Tensor d);
 
 }  // namespace farspan

@@ -1,104 +1,159 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/transformer.h"
 
-#include <vector>
-
-#include "model/attention_layer.h"
-#include "model/head.h"
-#include "model/mlp_layer.h"
 #include "ops/cross_entropy.h"
-#include "ops/embedding.h"
 
 namespace farspan {
 namespace {
 
-// What one layer's forward leaves for its backward.
-struct SavedLayer {
-  Buffer input;  // (T, H)
-  SavedAttention attention;
-  Buffer middle;  // (T, H): the stream between attention and MLP
-  SavedMlp mlp;
-};
-
 Buffer take_stream(const LayerContext& context, std::string_view name, Purpose purpose) {
-  return context.take(name, {context.tokens(), context.config.hidden_size}, purpose);
+  return context.take(name, {context.stream_tokens(), context.config.hidden_size}, purpose);
 }
 
-// x (T, H) stays in `saved`; returns the layer's output.
-Buffer layer_forward(const LayerContext& context, const LayerTensors& weights, const MicroBatch& batch, Buffer x,
-                     SavedLayer& saved) {
+// x (t, H) stays in `saved`; returns the layer's output.
+Buffer layer_forward(const LayerContext& context, int64_t layer, const LayerTensors& weights, const MicroBatch& batch,
+                     Buffer x, SavedLayer& saved) {
   saved.input = std::move(x);
   saved.middle = take_stream(context, "layer.middle", purpose_if(context.keep.attn_proj));
-  attention_layer_forward(context, weights, batch, saved.input, saved.attention, saved.middle.tensor());
-  Buffer output = take_stream(context, "layer.input", Purpose::kept);
-  mlp_layer_forward(context, weights, saved.middle, saved.mlp, output.tensor());
+  attention_layer_forward(context, layer, weights, batch, saved.input, saved.attention, saved.middle.tensor());
+  Buffer output = take_chunk_input(context);
+  mlp_layer_forward(context, layer, weights, batch, saved.middle, saved.mlp, output.tensor());
   if (!context.keep.attn_proj) saved.middle.release();
   return output;
 }
 
-// d (T, H): gradient with respect to the layer's output on entry, to its input on return.
-void layer_backward(const LayerContext& context, const LayerTensors& weights, const LayerTensors& d_weights,
-                    const MicroBatch& batch, SavedLayer& saved, const Tensor& d) {
+// d (t, H): gradient with respect to the layer's output on entry, to its input on return.
+void layer_backward(const LayerContext& context, int64_t layer, const LayerTensors& weights,
+                    const LayerTensors& d_weights, const MicroBatch& batch, SavedLayer& saved, const Tensor& d) {
   if (!saved.middle.taken()) {
     saved.middle = take_stream(context, "layer.middle", Purpose::workspace);
-    attention_layer_restore(context, weights, batch, saved.input, saved.attention, saved.middle.tensor());
+    attention_layer_restore(context, layer, weights, batch, saved.input, saved.attention, saved.middle.tensor());
   }
-  mlp_layer_backward(context, weights, d_weights, saved.middle, saved.mlp, d);
+  mlp_layer_backward(context, layer, weights, d_weights, batch, saved.middle, saved.mlp, d);
   saved.middle.release();
-  attention_layer_backward(context, weights, d_weights, batch, saved.input, saved.attention, d);
+  attention_layer_backward(context, layer, weights, d_weights, batch, saved.input, saved.attention, d);
   saved.input.release();
 }
 
-Buffer embed(const LayerContext& context, const ModelTensors& weights, const MicroBatch& batch) {
-  Buffer x = take_stream(context, "layer.input", Purpose::kept);
-  embedding_forward(context.device, batch.tokens, weights.embedding, x.tensor());
+void expect_layer(ParameterAccess& access, const ModelChunk& chunk, int64_t layer) {
+  if (layer >= chunk.layers.begin && layer < chunk.layers.end) access.expect_weights(access.table().layer_unit(layer));
+}
+
+Buffer embed(const LayerContext& context, ParameterAccess& access, const MicroBatch& batch) {
+  const OpenWeights embedding(access, access.table().embedding_unit());
+  Buffer x = take_chunk_input(context);
+  embedding_layer_forward(context, embedding.lone(), batch, x.tensor());
   return x;
 }
 
-// Forward with nothing kept beyond the running layer.
-Buffer run_layers(LayerContext context, const ModelTensors& weights, const MicroBatch& batch) {
-  context.keep = {};
-  Buffer x = embed(context, weights, batch);
-  for (const LayerTensors& layer : weights.layers) {
-    SavedLayer saved;
-    x = layer_forward(context, layer, batch, std::move(x), saved);
+// Calls body(layer, weights) for the chunk's layers in order; the next layer's weights are on their way meanwhile.
+template <typename Body>
+void for_each_layer(ParameterAccess& access, const ModelChunk& chunk, Body&& body) {
+  for (int64_t layer = chunk.layers.begin; layer < chunk.layers.end; ++layer) {
+    const OpenWeights weights(access, access.table().layer_unit(layer));
+    expect_layer(access, chunk, layer + 1);
+    body(layer, weights.layer(layer));
   }
+}
+
+struct HeadWeights {
+  OpenWeights final_norm;
+  OpenWeights head;
+  explicit HeadWeights(ParameterAccess& access)
+      : final_norm(access, access.table().final_norm_unit()), head(access, access.table().head_unit()) {}
+  HeadTensors tensors() const { return {final_norm.lone(), head.lone()}; }
+};
+
+// Forward of the layers with nothing kept.
+Buffer run_layers(LayerContext context, ParameterAccess& access, const ModelChunk& chunk, const MicroBatch& batch,
+                  Buffer x) {
+  context.keep = {};
+  expect_layer(access, chunk, chunk.layers.begin);
+  if (chunk.first) x = embed(context, access, batch);
+  for_each_layer(access, chunk, [&](int64_t layer, const LayerTensors& weights) {
+    SavedLayer saved;
+    x = layer_forward(context, layer, weights, batch, std::move(x), saved);
+  });
   return x;
+}
+
+// Loss and gradient of the last chunk's output; what the head read is released.
+ChunkGradient head_gradient(const LayerContext& context, ParameterAccess& access, const MicroBatch& batch,
+                            double gradient_scale, Buffer& x) {
+  const HeadWeights weights(access);
+  OpenGradient d_final_norm(access, access.table().final_norm_unit());
+  OpenGradient d_head(access, access.table().head_unit());
+  ChunkGradient result;
+  Buffer token_loss = context.take_f32("head.token_loss", {context.tokens()}, Purpose::workspace);
+  result.d_input = take_stream(context, "d_stream", Purpose::workspace);
+  head_loss_and_gradient(context, weights.tensors(), {d_final_norm.lone(), d_head.lone()}, batch.labels, x,
+                         gradient_scale, token_loss.tensor(), result.d_input.tensor());
+  result.loss = token_loss_sum(context.device, token_loss);
+  token_loss.release();
+  x.release();
+  d_final_norm.close();
+  d_head.close();
+  return result;
 }
 
 }  // namespace
 
-double transformer_train(const LayerContext& context, const ModelTensors& weights, const ModelTensors& d_weights,
-                         const MicroBatch& batch, double gradient_scale) {
-  std::vector<SavedLayer> saved(weights.layers.size());
-  Buffer x = embed(context, weights, batch);
-  for (size_t layer = 0; layer < saved.size(); ++layer)
-    x = layer_forward(context, weights.layers[layer], batch, std::move(x), saved[layer]);
+Buffer take_chunk_input(const LayerContext& context) { return take_stream(context, "layer.input", Purpose::kept); }
 
-  Buffer token_loss = context.take_f32("head.token_loss", {context.tokens()}, Purpose::workspace);
-  Buffer d = take_stream(context, "d_stream", Purpose::workspace);
-  head_loss_and_gradient(context, weights, d_weights, batch.labels, x, gradient_scale, token_loss.tensor(), d.tensor());
-  const double loss = token_loss_sum(context.device, token_loss);
-  token_loss.release();
-  x.release();
-
-  for (size_t layer = saved.size(); layer-- > 0;)
-    layer_backward(context, weights.layers[layer], d_weights.layers[layer], batch, saved[layer], d);
-  embedding_backward(context.device, batch.tokens, d, d_weights.embedding);
-  return loss;
+Buffer chunk_forward(const LayerContext& context, ParameterAccess& access, const ModelChunk& chunk,
+                     const MicroBatch& batch, Buffer input, SavedChunk& saved) {
+  saved.layers.resize(static_cast<size_t>(chunk.layers.length()));
+  expect_layer(access, chunk, chunk.layers.begin);
+  Buffer x = chunk.first ? embed(context, access, batch) : std::move(input);
+  for_each_layer(access, chunk, [&](int64_t layer, const LayerTensors& weights) {
+    x = layer_forward(context, layer, weights, batch, std::move(x),
+                      saved.layers[static_cast<size_t>(layer - chunk.layers.begin)]);
+  });
+  if (!chunk.last) return x;
+  saved.output = std::move(x);
+  return {};
 }
 
-double transformer_evaluate(const LayerContext& context, const ModelTensors& weights, const MicroBatch& batch) {
-  const Buffer x = run_layers(context, weights, batch);
-  Buffer token_loss = context.take_f32("head.token_loss", {context.tokens()}, Purpose::workspace);
-  head_loss(context, weights, batch.labels, x, token_loss.tensor());
-  return token_loss_sum(context.device, token_loss);
+ChunkGradient chunk_backward(const LayerContext& context, ParameterAccess& access, const ModelChunk& chunk,
+                             const MicroBatch& batch, double gradient_scale, SavedChunk& saved, Buffer d_output) {
+  ChunkGradient result;
+  result.d_input = std::move(d_output);
+  if (chunk.last) result = head_gradient(context, access, batch, gradient_scale, saved.output);
+  for (int64_t layer = chunk.layers.end; layer-- > chunk.layers.begin;) {
+    const size_t unit = access.table().layer_unit(layer);
+    const OpenWeights weights(access, unit);
+    expect_layer(access, chunk, layer - 1);
+    OpenGradient gradient(access, unit);
+    layer_backward(context, layer, weights.layer(layer), gradient.layer(layer), batch,
+                   saved.layers[static_cast<size_t>(layer - chunk.layers.begin)], result.d_input);
+    gradient.close();
+  }
+  if (!chunk.first) return result;
+  OpenGradient d_embedding(access, access.table().embedding_unit());
+  embedding_layer_backward(context, batch, result.d_input, d_embedding.lone());
+  result.d_input.release();
+  d_embedding.close();
+  return result;
 }
 
-void transformer_logits(const LayerContext& context, const ModelTensors& weights, const MicroBatch& batch,
-                        int64_t token, Tensor logits) {
-  const Buffer x = run_layers(context, weights, batch);
-  head_logits(context, weights, x.tensor().slice(0, token, token + 1), logits.reshape({1, logits.numel()}));
+ChunkOutput chunk_evaluate(const LayerContext& context, ParameterAccess& access, const ModelChunk& chunk,
+                           const MicroBatch& batch, Buffer input) {
+  ChunkOutput result;
+  result.output = run_layers(context, access, chunk, batch, std::move(input));
+  if (!chunk.last) return result;
+  const HeadWeights weights(access);
+  Buffer token_loss = context.take_f32("head.token_loss", {context.tokens()}, Purpose::workspace);
+  head_loss(context, weights.tensors(), batch.labels, result.output, token_loss.tensor());
+  result.loss = token_loss_sum(context.device, token_loss);
+  result.output.release();
+  return result;
+}
+
+void transformer_logits(const LayerContext& context, ParameterAccess& access, const ModelChunk& chunk,
+                        const MicroBatch& batch, int64_t token, Tensor logits) {
+  const Buffer x = run_layers(context, access, chunk, batch, {});
+  const HeadWeights weights(access);
+  head_logits(context, weights.tensors(), x.tensor().slice(0, token, token + 1), logits.reshape({1, logits.numel()}));
 }
 
 }  // namespace farspan

@@ -30,11 +30,11 @@ std::string bytes_text(int64_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, kUnits[unit]);
 }
 
-Progress::Progress(int64_t first, int64_t last, int64_t interval)
+Progress::Progress(int64_t first, int64_t last, int64_t interval, Screen screen)
     : first_(first),
       last_(last),
       interval_(interval),
-      terminal_(isatty(STDOUT_FILENO) == 1),
+      terminal_(screen == Screen::maybe_terminal && isatty(STDOUT_FILENO) == 1),
       start_(std::chrono::steady_clock::now()) {}
 
 Progress::~Progress() {

@@ -21,10 +21,14 @@ struct ProgressPoint {
   bool skipped = false;
 };
 
+// Whether standard output may be a terminal. A launcher gives its processes one of its own making, whatever it does
+// with what they write there.
+enum class Screen { maybe_terminal, launcher };
+
 class Progress {
  public:
   // Shows steps (first, last]; a plain line every `interval` steps and at the last.
-  Progress(int64_t first, int64_t last, int64_t interval);
+  Progress(int64_t first, int64_t last, int64_t interval, Screen screen);
   ~Progress();
 
   void show(const ProgressPoint& point);

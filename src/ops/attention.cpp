@@ -11,6 +11,7 @@
 #include "ops/attention_implementation.h"
 #include "ops/cpu/attention_cpu.h"
 #include "ops/cpu/attention_kernels.h"
+#include "ops/dropout_rule.h"
 #include "ops/ref/attention_ref.h"
 
 namespace farspan {
@@ -73,7 +74,7 @@ void check_block(std::string_view op, const AttentionBlock& b) {
   const int64_t kv_heads = b.key.dim(1);
   const int64_t head_size = b.query.dim(2);
   FARSPAN_CHECK(head_size >= 1, "{}: head size 0, needs at least 1", op);
-  FARSPAN_CHECK(kv_heads >= 1 && heads >= 1 && heads % kv_heads == 0,
+  FARSPAN_CHECK(heads == 0 || (kv_heads >= 1 && heads % kv_heads == 0),
                 "{}: {} query heads over {} key/value heads; the first must be a multiple of the second", op, heads,
                 kv_heads);
   check_heads(op, "query", b.query, b.query.shape(), b.query.dtype());
@@ -91,6 +92,10 @@ void check_block(std::string_view op, const AttentionBlock& b) {
   FARSPAN_CHECK(b.visible_pairs >= -1 && b.visible_pairs <= all_pairs,
                 "{}: {} visible pairs in a block of {} x {}; needs 0 to {}, or -1 for all", op, b.visible_pairs,
                 b.query.dim(0), b.key.dim(0), all_pairs);
+  if (b.dropout.probability == 0) return;
+  DropoutRule{b.dropout.probability};  // throws
+  FARSPAN_CHECK(b.query_begin >= 0 && b.key_begin >= 0, "{}: positions from {} and {} on; dropout needs 0 or more", op,
+                b.query_begin, b.key_begin);
 }
 
 // (query, key) pairs times query heads.
@@ -104,7 +109,7 @@ double input_bytes(const AttentionBlock& b) {
   return static_cast<double>(b.query.bytes() + b.key.bytes() + b.value.bytes() + b.lo.bytes() + b.hi.bytes());
 }
 
-bool empty(const AttentionBlock& b) { return b.query.dim(0) == 0 || b.key.dim(0) == 0; }
+bool empty(const AttentionBlock& b) { return b.query.dim(0) == 0 || b.query.dim(1) == 0 || b.key.dim(0) == 0; }
 
 }  // namespace
 

@@ -36,6 +36,28 @@
 
 namespace farspan {
 
+// Dropout on the attention probabilities, keyed by where a pair stands in the row and not by who computes it: the draw
+// of (row, head, query position, key position) is the same on any layout, in recomputation and in backward. A dropped
+// pair adds nothing to out, a kept one exp(s_ij) / (1 - probability); lse counts all pairs, so it is as without
+// dropout. With m_ij = 0 or 1 / (1 - probability), and delta_i = <d_out_i, out_i> as ever:
+//
+//   out_i = sum_j m_ij p_ij v_j;   d_v_j += sum_i m_ij p_ij d_out_i;   ds_ij = p_ij (m_ij <d_out_i, v_j> - delta_i)
+//
+// Draws are 32-bit words of Philox4x32-10 (base/philox.h), dropped below probability * 2^32. Four neighbouring key
+// positions share a block of draws, so that kernels may make them in vectors; where a block of keys begins changes
+// nothing:
+//
+//   head_key = words 0 (lower half) and 1 (upper half) of Philox(key, row).block(first_head + a)
+//   draw(i, j) = Philox(head_key, query position of i).block(key position of j / 4)[key position of j % 4]
+//
+// Positions are at least 0. A dropped pair is still one that the query sees: NaN in its value may reach the output.
+struct AttentionDropout {
+  double probability = 0;  // 0: none
+  uint64_t key = 0;        // of the run, step and layer (ops/dropout.h: dropout_key)
+  int64_t row = 0;         // number of the row in the data
+  int64_t first_head = 0;  // number in the model of the block's query head 0
+};
+
 struct AttentionBlock {
   Tensor query;                // (n, A, D) f32 or bf16; last stride 1
   Tensor key;                  // (m, K, D) same dtype
@@ -43,8 +65,10 @@ struct AttentionBlock {
   Tensor lo;                   // (n) i64, row positions
   Tensor hi;                   // (n) i64
   int64_t key_begin = 0;       // row position of key 0
+  int64_t query_begin = 0;     // row position of query 0, the others follow; read by dropout only
   float scale = 1;             // usually 1 / sqrt(D)
   int64_t visible_pairs = -1;  // (query, key) pairs of this block, for the cost; -1: count them as n * m
+  AttentionDropout dropout = {};
 };
 
 // out = 0, lse = -inf.  out (n, A, D) f32, lse (A, n) f32.

@@ -39,7 +39,8 @@ inline void check_dense_rows(std::string_view op, std::string_view operand, cons
 }
 
 inline void check_contiguous(std::string_view op, std::string_view operand, const Tensor& tensor) {
-  FARSPAN_CHECK(tensor.contiguous(), "{}: {} {} is strided, expected contiguous", op, operand, tensor.shape().str());
+  FARSPAN_CHECK(tensor.numel() == 0 || tensor.contiguous(), "{}: {} {} is strided, expected contiguous", op, operand,
+                tensor.shape().str());
 }
 
 // Calls body(float{}) or body(BFloat16{}).

@@ -14,12 +14,21 @@ void check_operand(std::string_view op, std::string_view operand, const Tensor& 
   check_contiguous(op, operand, tensor);
 }
 
-BFloat16* copy_or_null(const Tensor& compute_weight) {
-  return compute_weight.defined() ? compute_weight.data<BFloat16>() : nullptr;
+void check_copy(std::string_view op, const Tensor& compute_weight, const Tensor& weight) {
+  if (!compute_weight.defined()) return;
+  check_compute_dtype(op, "compute_weight", compute_weight);
+  check_operand(op, "compute_weight", compute_weight, compute_weight.dtype(), weight);
 }
 
-// The same as p + n, where p may be null.
-BFloat16* advance(BFloat16* p, int64_t n) { return p == nullptr ? nullptr : p + n; }
+// Elements from `begin` on.
+cpu::WeightCopy copy_of(const Tensor& compute_weight, int64_t begin) {
+  if (!compute_weight.defined()) return {};
+  return {static_cast<char*>(compute_weight.raw()) + begin * size_of(compute_weight.dtype()), compute_weight.dtype()};
+}
+
+double copy_bytes(const Tensor& compute_weight) {
+  return compute_weight.defined() ? static_cast<double>(compute_weight.bytes()) : 0.0;
+}
 
 }  // namespace
 
@@ -29,15 +38,15 @@ void adamw_step(Device& device, const AdamWStep& adamw, const Tensor& gradient, 
   check_operand("adamw_step", "gradient", gradient, DType::f32, weight);
   check_operand("adamw_step", "m", m, DType::f32, weight);
   check_operand("adamw_step", "v", v, DType::f32, weight);
-  if (compute_weight.defined()) check_operand("adamw_step", "compute_weight", compute_weight, DType::bf16, weight);
+  check_copy("adamw_step", compute_weight, weight);
   FARSPAN_CHECK(adamw.step >= 1, "adamw_step: step {}; steps count from 1", adamw.step);
 
   const double elements = static_cast<double>(weight.numel());
-  const double bytes = elements * (compute_weight.defined() ? 30 : 28);
+  const double bytes = 28 * elements + copy_bytes(compute_weight);
   device.run({"adamw_step", OpClass::memory, 15 * elements, bytes}, [&] {
     parallel_for(device, weight.numel(), cpu::kElementsPerThread, [&](int64_t begin, int64_t end) {
       cpu::adamw_elements(adamw, gradient.data<float>() + begin, weight.data<float>() + begin, m.data<float>() + begin,
-                          v.data<float>() + begin, advance(copy_or_null(compute_weight), begin), end - begin);
+                          v.data<float>() + begin, copy_of(compute_weight, begin), end - begin);
     });
   });
 }
@@ -45,14 +54,14 @@ void adamw_step(Device& device, const AdamWStep& adamw, const Tensor& gradient, 
 void sgd_step(Device& device, const SgdStep& sgd, const Tensor& gradient, Tensor weight, Tensor compute_weight) {
   check_operand("sgd_step", "weight", weight, DType::f32, weight);
   check_operand("sgd_step", "gradient", gradient, DType::f32, weight);
-  if (compute_weight.defined()) check_operand("sgd_step", "compute_weight", compute_weight, DType::bf16, weight);
+  check_copy("sgd_step", compute_weight, weight);
 
   const double elements = static_cast<double>(weight.numel());
-  const double bytes = elements * (compute_weight.defined() ? 14 : 12);
+  const double bytes = 12 * elements + copy_bytes(compute_weight);
   device.run({"sgd_step", OpClass::memory, 4 * elements, bytes}, [&] {
     parallel_for(device, weight.numel(), cpu::kElementsPerThread, [&](int64_t begin, int64_t end) {
       cpu::sgd_elements(sgd, gradient.data<float>() + begin, weight.data<float>() + begin,
-                        advance(copy_or_null(compute_weight), begin), end - begin);
+                        copy_of(compute_weight, begin), end - begin);
     });
   });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One optimizer step over one parameter. All tensors have one shape and are contiguous; gradient, weight, m and v are
-// f32; compute_weight is the bf16 copy that the model reads, rewritten from the new weight, or undefined. Throws
-// InternalError on misfits.
+// f32; compute_weight is the copy that the model reads, f32 or bf16, rewritten from the new weight, or undefined.
+// Throws InternalError on misfits.
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,7 @@
 
 namespace farspan {
 
-void deal_positions(const SequenceLayout& layout, int rank, std::span<const Span> documents, bool restart,
+void deal_positions(const RowLayout& layout, int rank, std::span<const Span> documents, bool restart,
                     std::span<int64_t> positions, int64_t first) {
   FARSPAN_CHECK(std::ssize(positions) == layout.local_length(), "deal: positions of {} tokens into {}",
                 layout.local_length(), positions.size());
@@ -20,7 +20,16 @@ void deal_positions(const SequenceLayout& layout, int rank, std::span<const Span
   });
 }
 
-void deal_mask(const SequenceLayout& layout, int rank, const IntervalMask& mask, std::span<int64_t> lo,
+void deal_token_index(const RowLayout& layout, int rank, int64_t row_id, int64_t seq_length, std::span<int64_t> index) {
+  FARSPAN_CHECK(std::ssize(index) == layout.local_length(), "deal: indices of {} tokens into {}", layout.local_length(),
+                index.size());
+  deal(layout, rank, [&](Span span, int64_t local_begin) {
+    for (int64_t q = span.begin; q < span.end; ++q)
+      index[static_cast<size_t>(local_begin + q - span.begin)] = row_id * seq_length + std::min(q, seq_length - 1);
+  });
+}
+
+void deal_mask(const RowLayout& layout, int rank, const IntervalMask& mask, std::span<int64_t> lo,
                std::span<int64_t> hi) {
   FARSPAN_CHECK(std::ssize(lo) == layout.local_length() && std::ssize(hi) == layout.local_length(),
                 "deal: intervals of {} tokens into lo of {} and hi of {}", layout.local_length(), lo.size(), hi.size());

@@ -2,7 +2,6 @@
 #include "parallel/grid.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <string_view>
 
@@ -73,28 +72,38 @@ Grid::Grid(GridSizes sizes, const std::string& order) : sizes_(sizes) {
 }
 
 std::vector<std::vector<int>> Grid::groups(Dimension dimension) const {
-  // The members of a group differ along the dimension's axes only, so with those coordinates set to 0 they are all the
-  // same rank: the group's first. Ranks are visited upwards, which sorts each group and the list.
-  std::map<int, std::vector<int>> by_first;
-  for (int rank = 0; rank < sizes_.world(); ++rank) {
-    int first = rank;
-    int stride = 1;
-    for (Dimension axis : order_) {
-      const int size = size_along(sizes_, axis);
-      if (varies(dimension, axis)) first -= rank / stride % size * stride;
-      stride *= size;
-    }
-    by_first[first].push_back(rank);
-  }
   std::vector<std::vector<int>> groups;
-  for (auto& [first, group] : by_first) groups.push_back(std::move(group));
+  for (int rank = 0; rank < sizes_.world(); ++rank)
+    if (first_of_group(rank, dimension) == rank) groups.push_back(group_of(rank, dimension));
   return groups;
 }
 
+// The members of a group differ along the dimension's axes only, so with those coordinates set to 0 they are all the
+// same rank: the group's first.
+int Grid::first_of_group(int rank, Dimension dimension) const {
+  int first = rank;
+  int stride = 1;
+  for (Dimension axis : order_) {
+    const int size = size_along(sizes_, axis);
+    if (varies(dimension, axis)) first -= rank / stride % size * stride;
+    stride *= size;
+  }
+  return first;
+}
+
 std::vector<int> Grid::group_of(int rank, Dimension dimension) const {
-  for (std::vector<int>& group : groups(dimension))
-    if (std::binary_search(group.begin(), group.end(), rank)) return std::move(group);
-  throw InternalError(fmt::format("there is no rank {} in a grid of {}", rank, sizes_.world()));
+  FARSPAN_CHECK(rank >= 0 && rank < sizes_.world(), "there is no rank {} in a grid of {}", rank, sizes_.world());
+  std::vector<int> group = {first_of_group(rank, dimension)};
+  int stride = 1;
+  // An axis repeats what there is so far at each of its coordinates; slower axes come later, so the ranks stay sorted.
+  for (Dimension axis : order_) {
+    const int size = size_along(sizes_, axis);
+    const size_t so_far = group.size();
+    for (int i = 1; varies(dimension, axis) && i < size; ++i)
+      for (size_t member = 0; member < so_far; ++member) group.push_back(group[member] + i * stride);
+    stride *= size;
+  }
+  return group;
 }
 
 int Grid::coordinate(int rank, Dimension axis) const {

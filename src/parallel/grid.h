@@ -27,15 +27,17 @@ class Grid {
 
   const GridSizes& sizes() const { return sizes_; }
 
-  // All groups of one dimension, each in rank order, ascending by first rank. dp_cp varies dp and cp; world is one
-  // group.
+  // All groups of one dimension, in time proportional to the world, each in rank order, ascending by first rank. dp_cp
+  // varies dp and cp; world is one group.
   std::vector<std::vector<int>> groups(Dimension dimension) const;
-  // The group that holds `rank`.
+  // The group that holds `rank`, in time proportional to its size.
   std::vector<int> group_of(int rank, Dimension dimension) const;
   // Coordinate of a rank on one axis (tp, cp, dp or pp).
   int coordinate(int rank, Dimension axis) const;
 
  private:
+  int first_of_group(int rank, Dimension dimension) const;
+
   GridSizes sizes_;
   std::vector<Dimension> order_;  // fastest first
 };

@@ -60,11 +60,6 @@ VisibleEnds ends_of(Span document, const MaskRule& rule) {
   return ends;
 }
 
-Span intersect(Span a, Span b) {
-  const int64_t begin = std::max(a.begin, b.begin);
-  return {begin, std::max(begin, std::min(a.end, b.end))};
-}
-
 // The first document that ends after `position`.
 std::vector<Span>::const_iterator first_after(const std::vector<Span>& documents, int64_t position) {
   return std::partition_point(documents.begin(), documents.end(), [&](Span d) { return d.end <= position; });
@@ -110,6 +105,14 @@ void IntervalMask::fill(Span queries, std::span<int64_t> lo, std::span<int64_t> 
       hi[static_cast<size_t>(q - queries.begin)] = ends.hi.at(q);
     }
   }
+}
+
+Span IntervalMask::visible_range(Span queries) const {
+  const auto first = first_after(documents_, queries.begin);
+  if (queries.empty() || first == documents_.end() || first->begin >= queries.end) return {0, 0};
+  const auto last = std::partition_point(first, documents_.end(), [&](Span d) { return d.begin < queries.end; }) - 1;
+  return {ends_of(*first, rule_).lo.at(std::max(queries.begin, first->begin)),
+          ends_of(*last, rule_).hi.at(std::min(queries.end, last->end) - 1)};
 }
 
 int64_t IntervalMask::visible_pairs(Span queries, Span keys) const {

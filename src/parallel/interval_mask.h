@@ -35,6 +35,10 @@ class IntervalMask {
   // Writes visible() of positions [queries.begin, queries.end) to lo and hi.
   void fill(Span queries, std::span<int64_t> lo, std::span<int64_t> hi) const;
 
+  // The smallest span that holds every key visible to these queries; {0, 0} when there is none. Neither end ever moves
+  // back as queries move on, so spans of ascending queries have ascending ranges.
+  Span visible_range(Span queries) const;
+
   // Both exact, in closed form per document that meets the two spans.
   BlockKind classify(Span queries, Span keys) const;
   int64_t visible_pairs(Span queries, Span keys) const;

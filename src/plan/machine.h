@@ -11,14 +11,15 @@ namespace farspan {
 
 struct Machine {
   std::string name;
-  double gemm_flops = 0;        // per second and rank
-  double attention_flops = 0;   // per second and rank, on visible pairs
-  double memory_bandwidth = 0;  // bytes per second and rank
-  double link_bandwidth = 0;    // bytes per second that one rank receives
-  double peak_flops = 0;        // what MFU divides by; 0: unknown
+  double gemm_flops = 0;         // per second and rank
+  double attention_flops = 0;    // per second and rank, on visible pairs
+  double memory_bandwidth = 0;   // bytes per second and rank
+  double link_bandwidth = 0;     // bytes per second that one rank receives
+  double network_bandwidth = 0;  // the same, from a rank on another machine
+  double peak_flops = 0;         // what MFU divides by; 0: unknown
 };
 
-// A CPU of this kind with `cores` cores shared by `ranks` thread ranks.
+// A CPU of this kind with `cores` cores shared by its `ranks` ranks, as is its network link.
 Machine cpu_machine(Precision precision, int cores, int64_t ranks);
 
 }  // namespace farspan

@@ -3,10 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <fmt/format.h>
-
-#include "ops/norms.h"
 
 namespace farspan {
 namespace {
@@ -19,28 +16,21 @@ constexpr double kToleranceBf16 = 2e-2;
 struct Gradients {
   std::optional<double> loss;
   double norm = 0;
-  std::vector<float> flat;  // as ParameterTable lays them out
+  std::vector<float> flat;  // whole, as the ParameterTable of one rank lays them out
   bool ranks_agree = true;
 };
 
 Gradients first_step_gradients(const Job& job) {
   Gradients result;
-  std::vector<std::vector<float>> of_rank(static_cast<size_t>(job.sizes.world_size));
-  run_job(job, [&](RankTrainer& trainer, ThreadWorld&) {
+  run_job(job, [&](RankTrainer& trainer, World&) {
     trainer.initialise_weights();
     const BatchTotals totals = trainer.accumulate_gradients(1);
-    const Tensor& gradients = trainer.weights().gradients;
-    const float* values = gradients.data<float>();
-    const size_t rank = static_cast<size_t>(trainer.context().rank);
-    of_rank[rank].assign(values, values + gradients.numel());
-    if (rank == 0) {
-      result.loss = totals.loss;
-      result.norm = std::sqrt(sum_of_squares(*trainer.context().device, gradients));
-    }
+    const double norm = trainer.store().gradient_norm();
+    std::vector<float> gradients = trainer.whole_values(StateKind::gradients);
+    const bool agree = trainer.ranks_hold(StateKind::gradients, gradients);
+    if (trainer.context().rank != 0) return;
+    result = {.loss = totals.loss, .norm = norm, .flat = std::move(gradients), .ranks_agree = agree};
   });
-  for (const std::vector<float>& other : of_rank)
-    if (std::memcmp(other.data(), of_rank[0].data(), other.size() * sizeof(float)) != 0) result.ranks_agree = false;
-  result.flat = std::move(of_rank[0]);
   return result;
 }
 
@@ -78,7 +68,7 @@ bool VerifyReport::equal() const {
 VerifyReport verify_layout(const Config& config, int world_size) {
   const Job layout_job = make_job(config, world_size, RunKind::train, JobData::open);
   Config one = layout_job.config;
-  one.parallel.context_parallel_size = 1;
+  one.parallel = {};
   const Job one_job = make_job(one, 1, RunKind::train, JobData::open);
 
   const Gradients layout = first_step_gradients(layout_job);

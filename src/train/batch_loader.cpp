@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ops/rope.h"
+#include "parallel/balanced_layout.h"
 #include "parallel/deal.h"
 
 namespace farspan {
@@ -43,6 +44,11 @@ std::span<T> row_span(const Tensor& all, int64_t index) {
   return {all.data<T>() + index * all.dim(1), static_cast<size_t>(all.dim(1))};
 }
 
+// Mask `mask` of (M, B, s): (B, s).
+Tensor of_mask(const Tensor& all, int64_t mask) {
+  return all.slice(0, mask, mask + 1).reshape({all.dim(1), all.dim(2)});
+}
+
 }  // namespace
 
 BatchLoader::BatchLoader(const Config& config, const SequenceLayout& layout, int cp_rank, const Dataset* dataset)
@@ -51,44 +57,83 @@ BatchLoader::BatchLoader(const Config& config, const SequenceLayout& layout, int
       cp_rank_(cp_rank),
       dataset_(dataset),
       inverse_frequencies_(rope_inverse_frequencies(rope_spec(config.model))),
-      attention_factor_(rope_attention_factor(rope_spec(config.model))) {}
+      attention_factor_(rope_attention_factor(rope_spec(config.model))) {
+  for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
+    const int64_t size = window_of_layer(config.model, layer);
+    auto window = std::find_if(windows_.begin(), windows_.end(), [&](const Window& w) { return w.size == size; });
+    if (window == windows_.end()) window = windows_.insert(window, {size, 0});
+    ++window->layers;
+    mask_of_layer_.push_back(static_cast<size_t>(window - windows_.begin()));
+  }
+}
 
-IntervalMask BatchLoader::mask_of(const Row& row) const {
-  const MaskRule rule = {.causal = true, .window = config_.model.window_size, .prefix = 0};
+IntervalMask BatchLoader::mask_of(const Row& row, size_t mask) const {
+  const MaskRule rule = {.causal = true, .window = windows_[mask].size, .prefix = 0};
   if (config_.data.document_mask) return IntervalMask(row.documents, rule);
   if (row.length == 0) return IntervalMask({}, rule);
   return IntervalMask({Span{0, row.length}}, rule);
 }
 
+int64_t BatchLoader::visible_pairs_of_layers(const Row& row) const {
+  const Span whole = {0, layout_.padded_length()};
+  int64_t pairs = 0;
+  for (size_t m = 0; m < windows_.size(); ++m)
+    pairs += windows_[m].layers * mask_of(row, m).visible_pairs(whole, whole);
+  return pairs;
+}
+
+void BatchLoader::add_row(const Row& row, MicroBatch& batch) const {
+  std::vector<LayerMask> layer_masks;
+  for (size_t m = 0; m < windows_.size(); ++m) {
+    BatchMask& mask = batch.masks[m];
+    mask.rows.push_back(mask_of(row, m));
+    mask.row_ids.push_back(row.id);
+    layer_masks.push_back({&mask.rows.back(), windows_[m].layers});
+  }
+  const RowLayout layout = row_layout(layout_, layer_masks);
+  for (BatchMask& mask : batch.masks) mask.layouts.push_back(layout);
+}
+
 LoadedBatch BatchLoader::load(Device& device, Arena& arena, std::span<const Row> rows) const {
   const int64_t B = std::ssize(rows);
   const int64_t s = layout_.local_length();
+  const int64_t M = std::ssize(windows_);
   LoadedBatch loaded;
   loaded.tokens = arena.take("batch.tokens", DType::i32, {B, s}, Purpose::batch);
   loaded.labels = arena.take("batch.labels", DType::i32, {B, s}, Purpose::batch);
   loaded.positions = arena.take("batch.positions", DType::i64, {B, s}, Purpose::batch);
-  loaded.lo = arena.take("batch.lo", DType::i64, {B, s}, Purpose::batch);
-  loaded.hi = arena.take("batch.hi", DType::i64, {B, s}, Purpose::batch);
+  loaded.lo = arena.take("batch.lo", DType::i64, {M, B, s}, Purpose::batch);
+  loaded.hi = arena.take("batch.hi", DType::i64, {M, B, s}, Purpose::batch);
   loaded.rope_table =
       arena.take("batch.rope_table", DType::f32, {B * s, 2, config_.model.kv_channels / 2}, Purpose::batch);
+  if (config_.model.hidden_dropout > 0)
+    loaded.token_index = arena.take("batch.token_index", DType::i64, {B, s}, Purpose::batch);
+
+  MicroBatch& batch = loaded.batch;
+  batch.masks.resize(windows_.size());
+  batch.mask_of_layer = mask_of_layer_;
+  for (int64_t m = 0; m < M; ++m) {
+    batch.masks[static_cast<size_t>(m)].lo = of_mask(loaded.lo, m);
+    batch.masks[static_cast<size_t>(m)].hi = of_mask(loaded.hi, m);
+  }
   for (int64_t b = 0; b < B; ++b) {
-    loaded.batch.mask.rows.push_back(mask_of(rows[static_cast<size_t>(b)]));
+    add_row(rows[static_cast<size_t>(b)], batch);
     if (!device.dry()) fill(rows[static_cast<size_t>(b)], b, loaded);
   }
-  loaded.batch.tokens = loaded.tokens.tensor().reshape({B * s});
-  loaded.batch.labels = loaded.labels.tensor().reshape({B * s});
-  loaded.batch.rope_table = loaded.rope_table;
-  loaded.batch.mask.lo = loaded.lo;
-  loaded.batch.mask.hi = loaded.hi;
+  batch.tokens = loaded.tokens.tensor().reshape({B * s});
+  batch.labels = loaded.labels.tensor().reshape({B * s});
+  batch.rope_table = loaded.rope_table;
+  if (loaded.token_index.taken()) batch.token_index = loaded.token_index.tensor().reshape({B * s});
   rope_table(device, loaded.positions.tensor().reshape({B * s}), inverse_frequencies_, attention_factor_,
              loaded.rope_table.tensor());
   return loaded;
 }
 
 void BatchLoader::fill(const Row& row, int64_t index, LoadedBatch& loaded) const {
+  const RowLayout& layout = loaded.batch.masks[0].layouts[static_cast<size_t>(index)];
   const std::span<int32_t> tokens = row_span<int32_t>(loaded.tokens, index);
   const std::span<int32_t> labels = row_span<int32_t>(loaded.labels, index);
-  deal(layout_, cp_rank_, [&](Span span, int64_t local_begin) {
+  deal(layout, cp_rank_, [&](Span span, int64_t local_begin) {
     const size_t begin = static_cast<size_t>(local_begin);
     const size_t count = static_cast<size_t>(span.length());
     if (row.length > 0) {
@@ -99,10 +144,13 @@ void BatchLoader::fill(const Row& row, int64_t index, LoadedBatch& loaded) const
     }
   });
   loaded.local_targets += std::count_if(labels.begin(), labels.end(), [](int32_t l) { return l != kIgnoredLabel; });
-  deal_positions(layout_, cp_rank_, row.documents, config_.data.reset_position_ids,
+  deal_positions(layout, cp_rank_, row.documents, config_.data.reset_position_ids,
                  row_span<int64_t>(loaded.positions, index));
-  deal_mask(layout_, cp_rank_, loaded.batch.mask.rows[static_cast<size_t>(index)], row_span<int64_t>(loaded.lo, index),
-            row_span<int64_t>(loaded.hi, index));
+  for (const BatchMask& mask : loaded.batch.masks)
+    deal_mask(layout, cp_rank_, mask.rows[static_cast<size_t>(index)], row_span<int64_t>(mask.lo, index),
+              row_span<int64_t>(mask.hi, index));
+  if (loaded.token_index.taken())
+    deal_token_index(layout, cp_rank_, row.id, layout_.seq_length(), row_span<int64_t>(loaded.token_index, index));
 }
 
 }  // namespace farspan

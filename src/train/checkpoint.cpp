@@ -2,52 +2,125 @@
 #include "train/checkpoint.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
-#include <cmath>
-#include <cstring>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <vector>
 
-#include "base/log.h"
 #include "io/atomic_file.h"
 #include "io/safetensors.h"
 #include "train/checkpoint_index.h"
+#include "train/checkpoint_reader.h"
+#include "train/model_share.h"
 
 namespace farspan {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kWeightsFile = "weights.safetensors";
-constexpr const char* kOptimizerFile = "optimizer.safetensors";
-constexpr const char* kFirstMoment = "first_moment.";
-constexpr const char* kSecondMoment = "second_moment.";
+// One kind of state: the file it is in and the prefix its tensors have there and in the index.
+struct StoredKind {
+  StateKind kind;
+  const char* file;
+  const char* prefix;
+};
+constexpr StoredKind kWeights = {StateKind::weights, "weights", ""};
+constexpr std::array<StoredKind, 2> kMoments = {{{StateKind::first_moment, "optimizer", "first_moment."},
+                                                 {StateKind::second_moment, "optimizer", "second_moment."}}};
 
-std::span<const std::byte> bytes_of(const Tensor& tensor) {
-  return {static_cast<const std::byte*>(tensor.raw()), static_cast<size_t>(tensor.bytes())};
+// weights.safetensors, or weights-tp0-pp1.safetensors where the model is cut.
+std::string file_of(const Config& config, const StoredKind& kind, int tensor_rank, int stage) {
+  const ParallelConfig& parallel = config.parallel;
+  if (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size == 1)
+    return fmt::format("{}.safetensors", kind.file);
+  return fmt::format("{}-tp{}-pp{}.safetensors", kind.file, tensor_rank, stage);
 }
 
-// One flat buffer of the trainer and the prefix its tensors have in a file.
-struct StoredBuffer {
-  std::string prefix;
-  const Tensor& flat;
-};
+// Where a section lies in the whole parameter.
+StoredSlice slice_of(const std::string& file, const std::string& prefix, const Parameter& parameter,
+                     const Section& section) {
+  StoredSlice slice = {
+      .file = file, .entry = prefix + parameter.name, .offset = parameter.whole, .shape = parameter.shape};
+  for (int i = 0; i < slice.offset.rank(); ++i) slice.offset[i] = 0;
+  if (parameter.cut == Cut::none) return slice;
+  const int dim = parameter.cut == Cut::rows ? 0 : 1;
+  slice.offset[dim] = section.whole_begin;
+  slice.shape[dim] = section.length;
+  slice.entry += fmt::format("[{}:{}]", section.whole_begin, section.whole_begin + section.length);
+  return slice;
+}
 
-void write_tensors(const std::string& path, const std::string& file, const ParameterTable& table,
-                   const std::vector<StoredBuffer>& buffers, CheckpointIndex& index) {
-  SafetensorsWriter writer(path);
-  for (const StoredBuffer& buffer : buffers)
-    for (const Parameter& parameter : table.parameters())
-      writer.declare(buffer.prefix + parameter.name, DType::f32, parameter.shape);
-  for (const StoredBuffer& buffer : buffers) {
-    for (const Parameter& parameter : table.parameters()) {
-      const std::string name = buffer.prefix + parameter.name;
-      writer.write(name, bytes_of(table.view(buffer.flat, parameter)));
-      index.tensors.push_back({name, file, parameter.shape});
+// Calls body(parameter, section) with every section that its rank owns, in order.
+template <typename Body>
+void for_each_owned(std::span<const Parameter> parameters, Body&& body) {
+  for (const Parameter& parameter : parameters)
+    for (const Section& section : parameter.sections)
+      if (section.owned) body(parameter, section);
+}
+
+// --- Writing. ---
+
+// The files of one rank: what it owns, kind after kind.
+void write_kinds(const fs::path& folder, RankTrainer& trainer, std::span<const StoredKind> kinds, bool writes) {
+  const ParameterTable& table = trainer.parameters();
+  const Config& config = trainer.config();
+  const RankContext& context = trainer.context();
+  const std::string name =
+      file_of(config, kinds.front(), context.coordinate(Dimension::tp), context.coordinate(Dimension::pp));
+  std::optional<SafetensorsWriter> writer;
+  if (writes) {
+    writer.emplace((folder / name).string());
+    for (const StoredKind& kind : kinds) {
+      if (!trainer.store().state(kind.kind).defined()) continue;
+      for_each_owned(table.parameters(), [&](const Parameter& parameter, const Section& section) {
+        const StoredSlice slice = slice_of(name, kind.prefix, parameter, section);
+        writer->declare(slice.entry, DType::f32, slice.shape);
+      });
     }
   }
-  writer.finish();
+  for (const StoredKind& kind : kinds) {
+    trainer.store().visit_units(kind.kind, [&](const ParameterUnit& unit, const Tensor& flat) {
+      if (!writes) return;
+      for_each_owned(table.parameters_of(unit), [&](const Parameter& parameter, const Section& section) {
+        // A section is one run of the part: rows, or all of a part cut by columns.
+        const int64_t row = parameter.shape.numel() / parameter.shape[0];
+        const bool rows = parameter.cut == Cut::rows;
+        const int64_t begin = parameter.offset - unit.begin + (rows ? section.part_begin * row : 0);
+        const int64_t length = rows ? section.length * row : parameter.shape.numel();
+        const std::span<const float> values(flat.data<float>() + begin, static_cast<size_t>(length));
+        writer->write(slice_of(name, kind.prefix, parameter, section).entry, std::as_bytes(values));
+      });
+    });
+  }
+  if (writes) writer->finish();
+}
+
+// What all ranks together write: every part's table is known everywhere.
+CheckpointIndex index_of(RankTrainer& trainer, const CheckpointState& state) {
+  const Config& config = trainer.config();
+  std::vector<StoredKind> kinds = {kWeights};
+  for (const StoredKind& kind : kMoments)
+    if (trainer.store().state(kind.kind).defined()) kinds.push_back(kind);
+
+  CheckpointIndex index = {.state = state, .tensors = {}};
+  std::map<std::string, size_t> by_name;
+  for (int stage = 0; stage < config.parallel.pipeline_model_parallel_size; ++stage) {
+    for (int rank = 0; rank < config.parallel.tensor_model_parallel_size; ++rank) {
+      const ParameterTable table(config.model, model_share(config, trainer.sizes(), stage, rank));
+      for (const StoredKind& kind : kinds) {
+        for_each_owned(table.parameters(), [&](const Parameter& parameter, const Section& section) {
+          const std::string name = kind.prefix + parameter.name;
+          const auto [place, is_new] = by_name.emplace(name, index.tensors.size());
+          if (is_new) index.tensors.push_back({.name = name, .shape = parameter.whole, .slices = {}});
+          index.tensors[place->second].slices.push_back(
+              slice_of(file_of(config, kind, rank, stage), kind.prefix, parameter, section));
+        });
+      }
+    }
+  }
+  return index;
 }
 
 // N of a folder named step_N, or nothing.
@@ -74,67 +147,27 @@ std::vector<std::pair<int64_t, fs::path>> checkpoints_in(const fs::path& folder)
   return found;
 }
 
-void read_tensors(const fs::path& path, const ParameterTable& table, const std::string& prefix, const Tensor& flat) {
-  const SafetensorsFile file = SafetensorsFile::open(path.string());
-  for (const Parameter& parameter : table.parameters()) {
-    const TensorEntry* entry = file.find(prefix + parameter.name);
-    if (entry == nullptr)
-      throw DataError(fmt::format("{}: no tensor {}{}; the model of this configuration needs it", path.string(), prefix,
-                                  parameter.name));
-    if (!(entry->shape == parameter.shape) || entry->dtype != DType::f32)
-      throw DataError(fmt::format("{}: tensor {} is {} {}, the model of this configuration needs f32 {}", path.string(),
-                                  entry->name, name_of(entry->dtype), entry->shape.str(), parameter.shape.str()));
-    const std::span<const std::byte> bytes = file.data(*entry);
-    const Tensor target = table.view(flat, parameter);
-    std::memcpy(target.raw(), bytes.data(), bytes.size());
-    const float* values = target.data<float>();
-    const float* bad = std::find_if_not(values, values + target.numel(), [](float x) { return std::isfinite(x); });
-    if (bad != values + target.numel())
-      throw DataError(fmt::format("{}: tensor {} holds {} at element {}; the file is damaged or training had diverged",
-                                  path.string(), entry->name, *bad, bad - values));
-  }
+void create_folder(const fs::path& partial) {
+  std::error_code error;
+  fs::remove_all(partial, error);
+  fs::create_directories(partial, error);
+  if (error) throw DataError(fmt::format("{}: cannot be created: {}", partial.string(), error.message()));
 }
 
-void refuse_foreign_tensors(const fs::path& path, const ParameterTable& table) {
-  const SafetensorsFile file = SafetensorsFile::open(path.string());
-  for (const TensorEntry& entry : file.entries()) {
-    if (!table.contains(entry.name))
-      throw DataError(fmt::format("{}: holds tensor {}, which the model of this configuration does not have",
-                                  path.string(), entry.name));
-  }
+void rename_into_place(const fs::path& partial, const fs::path& final_path) {
+  std::error_code error;
+  fs::remove_all(final_path, error);
+  fs::rename(partial, final_path, error);
+  if (error) throw DataError(fmt::format("{}: cannot be renamed into place: {}", final_path.string(), error.message()));
 }
 
-void write_parts(const fs::path& partial, RankTrainer& trainer, const CheckpointState& state) {
-  WeightState& weights = trainer.weights();
-  const ParameterTable& table = trainer.parameters();
-  CheckpointIndex index;
-  index.state = state;
-  write_tensors((partial / kWeightsFile).string(), kWeightsFile, table, {{"", weights.master}}, index);
-  std::vector<StoredBuffer> moments;
-  if (weights.first_moment.taken()) {
-    moments.push_back({kFirstMoment, weights.first_moment});
-    moments.push_back({kSecondMoment, weights.second_moment});
-  }
-  write_tensors((partial / kOptimizerFile).string(), kOptimizerFile, table, moments, index);
-  write_file_atomically((partial / kIndexFile).string(), index_json(index));
-}
-
-// The index must name the model's weights in the file where this version keeps them.
-void check_index(const std::string& checkpoint, const CheckpointIndex& index, const ParameterTable& table) {
-  size_t weights = 0;
-  for (const StoredTensor& tensor : index.tensors) {
-    if (tensor.file != kWeightsFile && tensor.file != kOptimizerFile)
-      throw DataError(fmt::format("{}/{}: tensor {} lies in {}; this version reads {} and {}", checkpoint, kIndexFile,
-                                  tensor.name, tensor.file, kWeightsFile, kOptimizerFile));
-    if (tensor.file != kWeightsFile) continue;
-    ++weights;
-    if (!table.contains(tensor.name) || !(table.find(tensor.name).shape == tensor.shape))
-      throw DataError(fmt::format("{}/{}: names tensor {} {}, which the model of this configuration does not have",
-                                  checkpoint, kIndexFile, tensor.name, tensor.shape.str()));
-  }
-  if (weights != table.parameters().size())
-    throw DataError(fmt::format("{}/{}: names {} weights, the model of this configuration has {}", checkpoint,
-                                kIndexFile, weights, table.parameters().size()));
+// Removes all but the `keep` - 1 newest of the checkpoints before `step`.
+void remove_older(const std::string& folder, int64_t step, int64_t keep) {
+  std::vector<fs::path> earlier;  // oldest first
+  for (const auto& [at, path] : checkpoints_in(folder))
+    if (at < step) earlier.push_back(path);
+  std::error_code ignored;
+  for (size_t i = 0; i + static_cast<size_t>(keep) - 1 < earlier.size(); ++i) fs::remove_all(earlier[i], ignored);
 }
 
 }  // namespace
@@ -143,24 +176,24 @@ std::string save_checkpoint(const std::string& folder, RankTrainer& trainer, con
                             int64_t keep) {
   const fs::path final_path = fs::path(folder) / fmt::format("step_{}", state.step);
   const fs::path partial = fs::path(folder) / fmt::format(".step_{}.partial", state.step);
-  std::error_code error;
-  fs::remove_all(partial, error);
-  fs::create_directories(partial, error);
-  if (error) throw DataError(fmt::format("{}: cannot be created: {}", partial.string(), error.message()));
+  const RankContext& context = trainer.context();
+  Communicator& world = context.group(Dimension::world);
+  const bool writes = context.group(Dimension::dp_cp).rank() == 0;
   try {
-    write_parts(partial, trainer, state);
+    if (world.rank() == 0) create_folder(partial);
+    world.barrier("checkpoint folder");
+    write_kinds(partial, trainer, {&kWeights, 1}, writes);
+    write_kinds(partial, trainer, kMoments, writes);
+    world.barrier("checkpoint files");
+    if (world.rank() == 0) write_file_atomically((partial / kIndexFile).string(), index_json(index_of(trainer, state)));
   } catch (...) {
-    fs::remove_all(partial, error);  // it may be what fills the disk
+    std::error_code ignored;
+    fs::remove_all(partial, ignored);  // it may be what fills the disk
     throw;
   }
-  fs::remove_all(final_path, error);
-  fs::rename(partial, final_path, error);
-  if (error) throw DataError(fmt::format("{}: cannot be renamed into place: {}", final_path.string(), error.message()));
-  if (keep > 0) {
-    std::vector<fs::path> earlier;  // oldest first
-    for (const auto& [step, path] : checkpoints_in(folder))
-      if (step < state.step) earlier.push_back(path);
-    for (size_t i = 0; i + static_cast<size_t>(keep) - 1 < earlier.size(); ++i) fs::remove_all(earlier[i], error);
+  if (world.rank() == 0) {
+    rename_into_place(partial, final_path);
+    if (keep > 0) remove_older(folder, state.step, keep);
   }
   return final_path.string();
 }
@@ -180,26 +213,54 @@ std::string find_checkpoint(const std::string& path) {
 
 CheckpointState read_checkpoint_state(const std::string& checkpoint) { return read_index(checkpoint).state; }
 
+namespace {
+
+// Copies what this rank holds of a kind from the checkpoint into the store.
+void read_kind(CheckpointReader& reader, RankTrainer& trainer, const StoredKind& kind) {
+  const Tensor state = trainer.store().state(kind.kind);
+  if (!state.defined()) return;
+  for (const Parameter& parameter : trainer.parameters().parameters()) {
+    const HeldRange held = trainer.store().held(parameter);
+    if (held.length() > 0) reader.read(kind.prefix + parameter.name, parameter, held, state.data<float>() + held.at);
+  }
+}
+
+bool has_moments(const CheckpointIndex& index) {
+  return std::any_of(index.tensors.begin(), index.tensors.end(),
+                     [](const StoredTensor& tensor) { return tensor.name.starts_with(kMoments[0].prefix); });
+}
+
+// A tensor that the model does not have tells that this is another model's checkpoint.
+void refuse_foreign_tensors(const std::string& checkpoint, const CheckpointIndex& index, const ModelConfig& model) {
+  const ParameterTable whole(model);
+  for (const StoredTensor& tensor : index.tensors) {
+    std::string name = tensor.name;
+    for (const StoredKind& kind : kMoments)
+      if (name.starts_with(kind.prefix)) name = name.substr(std::string_view(kind.prefix).size());
+    if (!whole.contains(name))
+      throw DataError(fmt::format("{}/{}: names tensor {} {}, which the model of this configuration does not have",
+                                  checkpoint, kIndexFile, tensor.name, tensor.shape.str()));
+  }
+}
+
+}  // namespace
+
 void load_checkpoint(const std::string& checkpoint, RankTrainer& trainer, CheckpointParts parts) {
   const CheckpointIndex index = read_index(checkpoint);
-  const fs::path folder(checkpoint);
-  const ParameterTable& table = trainer.parameters();
-  WeightState& weights = trainer.weights();
-  check_index(checkpoint, index, table);
-  refuse_foreign_tensors(folder / kWeightsFile, table);
-  read_tensors(folder / kWeightsFile, table, "", weights.master);
-  trainer.refresh_compute_weights();
+  refuse_foreign_tensors(checkpoint, index, trainer.config().model);
+  CheckpointReader reader(checkpoint, index);
+  read_kind(reader, trainer, kWeights);
+  trainer.store().distribute_weights();
   if (parts == CheckpointParts::weights) return;
   trainer.set_updates(index.state.updates);
-  if (!weights.first_moment.taken()) return;
-  const fs::path moments = folder / kOptimizerFile;
-  if (!fs::exists(moments))
+  if (!trainer.store().state(StateKind::first_moment).defined()) return;
+  const std::string missing = has_moments(index) ? reader.missing_file(kMoments[0].prefix) : "optimizer state";
+  if (!missing.empty())
     throw DataError(
-        fmt::format("{} is missing, so training cannot go on from step {}; to start anew from the weights "
-                    "alone, set load_weights_only: true",
-                    moments.string(), index.state.step));
-  read_tensors(moments, table, kFirstMoment, weights.first_moment);
-  read_tensors(moments, table, kSecondMoment, weights.second_moment);
+        fmt::format("{}: {} is missing, so training cannot go on from step {}; to start anew from the weights alone, "
+                    "set load_weights_only: true",
+                    checkpoint, missing, index.state.step));
+  for (const StoredKind& kind : kMoments) read_kind(reader, trainer, kind);
 }
 
 }  // namespace farspan

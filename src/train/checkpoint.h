@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints: step_N/ holds weights.safetensors, optimizer.safetensors and index.json, which gives each tensor's
-// global shape and where its slice lies, the step, and the identity of the data. Tensors are stored whole under their
-// parameter's name, so any layout loads what any layout saved. A folder is written beside its name and renamed when it
+// Checkpoints: step_N/ holds weights*.safetensors, optimizer*.safetensors and index.json, which gives each tensor's
+// global shape and in which files its slices lie, the step, and the identity of the data. One rank of each part of the
+// model (tensor-parallel place and pipeline stage) writes what it owns; every rank reads what it holds from whatever
+// slices there are, so any layout loads what any layout saved. A folder is written beside its name and renamed when it
 // is complete; one without a complete index is never loaded.
 #pragma once
 
@@ -20,9 +21,8 @@ struct CheckpointState {
   SavedSettings settings;
 };
 
-// Writes folder/step_N and returns its path; `keep` > 0 then removes all but this and the `keep` - 1
-// steps before it. Called by one
-// rank.
+// Writes folder/step_N and returns its path; `keep` > 0 then removes all but this and the `keep` - 1 steps before it.
+// Called by every rank.
 std::string save_checkpoint(const std::string& folder, RankTrainer& trainer, const CheckpointState& state,
                             int64_t keep);
 
@@ -34,8 +34,8 @@ CheckpointState read_checkpoint_state(const std::string& checkpoint);
 
 enum class CheckpointParts { weights, everything };
 
-// Reads the parts into the trainer's buffers; called by every rank. Throws DataError: a tensor that is missing, of
-// another shape, or not in the model; a missing optimizer file (and how to start from weights alone).
+// Reads the parts into the trainer's store; called by every rank. Throws DataError: a tensor that is missing, of
+// another shape, not finite, or not in the model; missing optimizer state (and how to start from weights alone).
 void load_checkpoint(const std::string& checkpoint, RankTrainer& trainer, CheckpointParts parts);
 
 }  // namespace farspan

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/checkpoint_index.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -27,6 +28,59 @@ int64_t count_at(const Json& json, const char* key, const std::string& path) {
   return value.get<int64_t>();
 }
 
+Shape shape_at(const Json& json, const char* key, const std::string& path, const std::string& name) {
+  const std::vector<int64_t> sizes = json.at(key).get<std::vector<int64_t>>();
+  const bool bad = std::any_of(sizes.begin(), sizes.end(), [](int64_t size) { return size < 0; });
+  if (bad || sizes.empty() || sizes.size() > Shape::kMaxRank)
+    throw DataError(fmt::format("{}: tensor {} has {} {}", path, name, key, json.at(key).dump()));
+  return Shape(std::span<const int64_t>(sizes));
+}
+
+// Whether two slices of one tensor share an element.
+bool overlap(const StoredSlice& a, const StoredSlice& b) {
+  for (int i = 0; i < a.shape.rank(); ++i)
+    if (a.offset[i] + a.shape[i] <= b.offset[i] || b.offset[i] + b.shape[i] <= a.offset[i]) return false;
+  return true;
+}
+
+// Slices inside the tensor that do not overlap and have as many elements as it has cover it exactly.
+void check_cover(const StoredTensor& tensor, const std::string& path) {
+  int64_t elements = 0;
+  for (size_t i = 0; i < tensor.slices.size(); ++i) {
+    const StoredSlice& slice = tensor.slices[i];
+    bool inside = slice.shape.rank() == tensor.shape.rank() && slice.offset.rank() == tensor.shape.rank();
+    for (int d = 0; inside && d < tensor.shape.rank(); ++d)
+      inside = slice.offset[d] <= tensor.shape[d] && slice.shape[d] <= tensor.shape[d] - slice.offset[d];
+    if (!inside)
+      throw DataError(fmt::format("{}: tensor {} {} has a slice {} at {}, which is not inside it", path, tensor.name,
+                                  tensor.shape.str(), slice.shape.str(), slice.offset.str()));
+    for (size_t j = 0; j < i; ++j)
+      if (overlap(slice, tensor.slices[j]))
+        throw DataError(fmt::format("{}: tensor {} has two slices for the same elements, at {} and at {}", path,
+                                    tensor.name, tensor.slices[j].offset.str(), slice.offset.str()));
+    elements += slice.shape.numel();
+  }
+  if (elements != tensor.shape.numel())
+    throw DataError(fmt::format("{}: the slices of tensor {} hold {} elements, the tensor has {}", path, tensor.name,
+                                elements, tensor.shape.numel()));
+}
+
+StoredTensor tensor_of(const std::string& name, const Json& json, const std::string& path) {
+  StoredTensor tensor = {.name = name, .shape = shape_at(json, "shape", path, name), .slices = {}};
+  for (const Json& slice : json.at("slices")) {
+    tensor.slices.push_back({.file = slice.at("file").get<std::string>(),
+                             .entry = slice.value("tensor", name),
+                             .offset = shape_at(slice, "offset", path, name),
+                             .shape = shape_at(slice, "shape", path, name)});
+    const std::string& file = tensor.slices.back().file;
+    if (file.empty() || file.find('/') != std::string::npos || !file.ends_with(".safetensors"))
+      throw DataError(fmt::format("{}: tensor {} lies in \"{}\"; a file of the checkpoint's own folder is needed", path,
+                                  name, file));
+  }
+  check_cover(tensor, path);
+  return tensor;
+}
+
 }  // namespace
 
 std::string index_json(const CheckpointIndex& index) {
@@ -38,10 +92,13 @@ std::string index_json(const CheckpointIndex& index) {
   json["settings"] = index.state.settings;
   Json& tensors = json["tensors"] = Json::object();
   for (const StoredTensor& tensor : index.tensors) {
-    Json offsets = Json::array();
-    for (int i = 0; i < tensor.shape.rank(); ++i) offsets.push_back(0);
-    const Json slice = {{"file", tensor.file}, {"offset", offsets}, {"shape", sizes_of(tensor.shape)}};
-    tensors[tensor.name] = {{"shape", sizes_of(tensor.shape)}, {"slices", Json::array({slice})}};
+    Json slices = Json::array();
+    for (const StoredSlice& slice : tensor.slices)
+      slices.push_back({{"file", slice.file},
+                        {"tensor", slice.entry},
+                        {"offset", sizes_of(slice.offset)},
+                        {"shape", sizes_of(slice.shape)}});
+    tensors[tensor.name] = {{"shape", sizes_of(tensor.shape)}, {"slices", slices}};
   }
   return json.dump(1) + "\n";
 }
@@ -60,14 +117,8 @@ CheckpointIndex read_index(const std::string& checkpoint) {
     index.state.updates = count_at(json, "updates", path);
     index.state.data_identity = json.at("data_identity").get<std::string>();
     index.state.settings = json.at("settings").get<SavedSettings>();
-    for (const auto& [name, tensor] : json.at("tensors").items()) {
-      const std::vector<int64_t> sizes = tensor.at("shape").get<std::vector<int64_t>>();
-      const Json& slices = tensor.at("slices");
-      if (slices.size() != 1 || sizes.size() > Shape::kMaxRank)
-        throw DataError(fmt::format("{}: tensor {} has {} slices of rank {}; this version reads whole tensors", path,
-                                    name, slices.size(), sizes.size()));
-      index.tensors.push_back({name, slices[0].at("file").get<std::string>(), Shape(std::span<const int64_t>(sizes))});
-    }
+    for (const auto& [name, tensor] : json.at("tensors").items())
+      index.tensors.push_back(tensor_of(name, tensor, path));
     return index;
   } catch (const nlohmann::json::exception& error) {
     throw DataError(fmt::format("{}: not a checkpoint index: {}", path, error.what()));

@@ -12,10 +12,18 @@ namespace farspan {
 
 inline constexpr const char* kIndexFile = "index.json";
 
+// A rectangle of a tensor, in a file of its own place.
+struct StoredSlice {
+  std::string file;   // within the checkpoint's folder
+  std::string entry;  // name in the file
+  Shape offset;       // of the slice's first element in the whole tensor
+  Shape shape;
+};
+
 struct StoredTensor {
   std::string name;
-  std::string file;  // within the checkpoint's folder
-  Shape shape;       // global; this version stores every tensor in one whole slice
+  Shape shape;                      // of the whole
+  std::vector<StoredSlice> slices;  // cover it, each element once
 };
 
 struct CheckpointIndex {

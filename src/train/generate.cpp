@@ -79,7 +79,7 @@ void generate(const Config& given, const GenerateOptions& options, const std::fu
   const Job job = make_job(config, 1, RunKind::generate, row);
   check_settings(options.checkpoint, read_checkpoint_state(options.checkpoint).settings, job.config, LoadUse::evaluate);
   const Philox random(static_cast<uint64_t>(config.training.seed), "generate");
-  run_job(job, [&](RankTrainer& trainer, ThreadWorld&) {
+  run_job(job, [&](RankTrainer& trainer, World&) {
     load_checkpoint(options.checkpoint, trainer, CheckpointParts::weights);
     for (int64_t i = 0; i < options.max_tokens; ++i) {
       const std::vector<float> logits = trainer.next_token_logits(row->whole());

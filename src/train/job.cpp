@@ -2,6 +2,8 @@
 #include "train/job.h"
 
 #include "base/log.h"
+#include "comm/mpi/mpi_world.h"
+#include "comm/threads/thread_world.h"
 #include "config/validate.h"
 #include "data/tokenizer.h"
 
@@ -24,42 +26,69 @@ ResolvedSizes resolve_with_vocabulary(Config& config, int world_size) {
   return resolve(config, world_size);
 }
 
+// Of the ranks that share this machine's memory.
+std::vector<RankRecord> records_of_this_machine(const Job& job) {
+  if (job.processes == nullptr) return job.records;
+  std::vector<RankRecord> records;
+  for (int rank : job.processes->ranks_of_this_host()) records.push_back(job.records[static_cast<size_t>(rank)]);
+  return records;
+}
+
 }  // namespace
 
-Job make_job(Config config, int world_size, RunKind kind, JobData data) {
+bool Job::runs_rank_0() const { return processes == nullptr || processes->rank() == 0; }
+
+Job make_job(Config config, int world_size, RunKind kind, JobData data, Processes* processes) {
   const ResolvedSizes sizes = resolve_with_vocabulary(config, world_size);
+  if (data == JobData::open && config.data.path.empty())
+    throw ConfigError("data.path is empty; give a file, a folder or a list of them");
   if (data == JobData::open)
-    return make_job(config, world_size, kind, Dataset::open(config.data, config.model.vocab_size));
-  Job job = {.config = std::move(config), .sizes = sizes, .kind = kind, .dataset = nullptr, .records = {}};
+    return make_job(config, world_size, kind, Dataset::open(config.data, config.model.vocab_size), processes);
+  Job job = {.config = std::move(config),
+             .sizes = sizes,
+             .kind = kind,
+             .dataset = nullptr,
+             .records = {},
+             .processes = processes};
   job.records = record_ranks(job.config, job.sizes, kind);
   return job;
 }
 
-Job make_job(Config config, int world_size, RunKind kind, std::shared_ptr<const Dataset> dataset) {
+Job make_job(Config config, int world_size, RunKind kind, std::shared_ptr<const Dataset> dataset,
+             Processes* processes) {
   const ResolvedSizes sizes = resolve_with_vocabulary(config, world_size);
   if (dataset->rows(Split::held_out) == 0) config.training.eval_iters = 0;
-  Job job = {.config = std::move(config), .sizes = sizes, .kind = kind, .dataset = std::move(dataset), .records = {}};
+  Job job = {.config = std::move(config),
+             .sizes = sizes,
+             .kind = kind,
+             .dataset = std::move(dataset),
+             .records = {},
+             .processes = processes};
   job.records = record_ranks(job.config, job.sizes, kind);
-  check_fits(job.config, job.records);
+  check_fits(job.config, records_of_this_machine(job));
   return job;
 }
 
-void run_job(const Job& job, const std::function<void(RankTrainer&, ThreadWorld&)>& body) {
+void run_job(const Job& job, const std::function<void(RankTrainer&, World&)>& body) {
   const Grid grid = grid_of(job.config, job.sizes);
-  const int threads = threads_per_rank(static_cast<int>(job.sizes.world_size));
-  run_thread_ranks(static_cast<int>(job.sizes.world_size), job.config.communication.distributed_timeout_seconds,
-                   [&](int rank, ThreadWorld& world) {
-                     const LogRank log_rank(rank);
-                     Device device(DeviceKind::cpu, threads);
-                     Arena arena(device, job.records[static_cast<size_t>(rank)].memory);
-                     RankContext context = {
-                         .rank = rank, .grid = &grid, .device = &device, .arena = &arena, .groups = {}};
-                     make_groups(context, [&](std::vector<int> ranks, Dimension dimension) {
-                       return world.group(rank, std::move(ranks), dimension);
-                     });
-                     RankTrainer trainer(job.config, job.sizes, context, job.dataset.get(), job.kind);
-                     body(trainer, world);
-                   });
+  const int size = static_cast<int>(job.sizes.world_size);
+  const int threads = job.processes ? job.processes->threads() : threads_per_rank(size);
+  const RankBody run_rank = [&](int rank, World& world) {
+    const LogRank log_rank(rank);
+    Device device(DeviceKind::cpu, threads);
+    Arena arena(device, job.records[static_cast<size_t>(rank)].memory);
+    RankContext context(rank, grid, device, arena);
+    make_groups(context, [&](std::vector<int> ranks, Dimension dimension) {
+      return world.group(rank, std::move(ranks), dimension);
+    });
+    RankTrainer trainer(job.config, job.sizes, context, job.dataset.get(), job.kind);
+    body(trainer, world);
+  };
+  const double timeout_seconds = job.config.communication.distributed_timeout_seconds;
+  if (job.processes)
+    run_process_rank(*job.processes, timeout_seconds, run_rank);
+  else
+    run_thread_ranks(size, timeout_seconds, run_rank);
 }
 
 }  // namespace farspan

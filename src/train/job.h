@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/threads/thread_world.h"
+#include "comm/world.h"
 #include "config/config.h"
 #include "data/dataset.h"
 #include "train/rank_trainer.h"
@@ -15,25 +15,32 @@
 
 namespace farspan {
 
+class Processes;
+
 struct Job {
   Config config;  // resolved
   ResolvedSizes sizes;
   RunKind kind = RunKind::train;
   std::shared_ptr<const Dataset> dataset;  // null where none was asked for
   std::vector<RankRecord> records;         // of every rank
+  Processes* processes = nullptr;          // that its ranks are; null: threads of this one
 
   std::vector<int64_t> planned_bytes() const;  // of every rank
+  // Whether this process runs rank 0, which alone writes and shows what is the whole job's.
+  bool runs_rank_0() const;
 };
 
 enum class JobData { open, none };
 
-// Throws ConfigError, DataError or MemoryError (the plan does not fit; not checked with JobData::none).
-Job make_job(Config config, int world_size, RunKind kind, JobData data);
+// Throws ConfigError, DataError or MemoryError (the ranks on this machine do not fit; not checked with JobData::none).
+Job make_job(Config config, int world_size, RunKind kind, JobData data, Processes* processes = nullptr);
 
 // The same with a dataset at hand.
-Job make_job(Config config, int world_size, RunKind kind, std::shared_ptr<const Dataset> dataset);
+Job make_job(Config config, int world_size, RunKind kind, std::shared_ptr<const Dataset> dataset,
+             Processes* processes = nullptr);
 
-// Starts the job's ranks and runs `body` on each, in its own arena laid out by the plan. Rethrows the first failure.
-void run_job(const Job& job, const std::function<void(RankTrainer& trainer, ThreadWorld& world)>& body);
+// Starts the job's ranks, or those of them that this process runs, and runs `body` on each, in its own arena laid out
+// by the plan. Returns when all ranks of the job have ended. Throws the job's first failure.
+void run_job(const Job& job, const std::function<void(RankTrainer& trainer, World& world)>& body);
 
 }  // namespace farspan

@@ -3,27 +3,49 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "model/transformer.h"
-#include "ops/elementwise.h"
 #include "optim/schedule.h"
+#include "train/model_share.h"
 
 namespace farspan {
 namespace {
 
 DType compute_dtype(Precision precision) { return precision == Precision::fp32 ? DType::f32 : DType::bf16; }
 
-ContextAttentionShape attention_shape(const ModelConfig& model) {
-  return {.heads = model.num_attention_heads,
-          .kv_heads = model.num_query_groups,
-          .head_dim = model.kv_channels,
-          .scale = static_cast<float>(model.softmax_scale)};
+// The group that sums the gradient of a tied embedding; null where this rank has the only copy, or none.
+Communicator* make_embedding_group(const Config& config, RankContext& context, const PipelineLinks& links) {
+  const bool end = links.stage() == 0 || links.stage() == links.stages() - 1;
+  if (links.stages() == 1 || !end || config.model.untie_embeddings_and_output_weights) return nullptr;
+  const std::vector<int>& ranks = context.group(Dimension::pp).ranks();
+  return &context.add_group({ranks.front(), ranks.back()}, Dimension::pp);
 }
 
-WeightState take_weights(const Config& config, const ParameterTable& table, Arena& arena, RunKind kind) {
-  if (kind == RunKind::train)
-    return take_weight_state(arena, table, config.training.precision, config.optimizer.optimizer);
-  return take_inference_weights(arena, table, config.training.precision);
+// Calls body(parameter, section, run, elements of the run) for all that a unit holds.
+template <typename Body>
+void for_each_element_run(const ParameterTable& table, const ParameterUnit& unit, const Tensor& flat, Body&& body) {
+  for (const Parameter& parameter : table.parameters_of(unit)) {
+    const float* part = flat.data<float>() + parameter.offset - unit.begin;
+    for (const Section& section : parameter.sections)
+      for (const ElementRun& run : element_runs(parameter, section))
+        body(parameter, section, run, part + run.part_begin);
+  }
+}
+
+void copy_owned(const ParameterTable& table, const ParameterUnit& unit, const Tensor& flat, const ParameterTable& whole,
+                std::vector<float>& values) {
+  for_each_element_run(
+      table, unit, flat,
+      [&](const Parameter& parameter, const Section& section, const ElementRun& run, const float* part) {
+        float* target = values.data() + whole.find(parameter.name).offset + run.whole_begin;
+        if (section.owned) std::copy_n(part, run.length, target);
+      });
+}
+
+// Tokens of a row on a rank are cut once more under sequence parallelism.
+int64_t sequence_multiple(const Config& config) {
+  return config.parallel.sequence_parallel ? config.parallel.tensor_model_parallel_size : 1;
 }
 
 }  // namespace
@@ -34,26 +56,30 @@ RankTrainer::RankTrainer(const Config& config, const ResolvedSizes& sizes, RankC
       sizes_(sizes),
       context_(context),
       dataset_(dataset),
-      table_(config.model),
-      state_(take_weights(config, table_, *context.arena, kind)),
-      weights_(model_tensors(table_, config.model, state_.compute_weights())),
+      links_(context, static_cast<int>(sizes.pipeline_chunks)),
+      chunks_(chunks_of_stage(config, sizes, links_.stage())),
+      table_(config.model, model_share(config, sizes, links_.stage(), context.group(Dimension::tp).rank())),
+      embedding_group_(make_embedding_group(config, context, links_)),
+      store_(config, table_, context,
+             kind == RunKind::train ? ParameterStore::Use::training : ParameterStore::Use::inference, embedding_group_),
       layout_(config.parallel.cp_layout, config.data.seq_length,
-              static_cast<int>(config.parallel.context_parallel_size)),
-      attention_(context.group(Dimension::cp), layout_, attention_shape(config.model),
-                 choose_cp_comm_type(config.parallel.cp_comm_type, layout_, attention_shape(config.model),
-                                     compute_dtype(config.training.precision))),
+              static_cast<int>(config.parallel.context_parallel_size), sequence_multiple(config)),
+      tensor_(context.group(Dimension::tp), config.parallel.sequence_parallel),
+      attention_(config, context, layout_),
       layers_{.device = *context.device,
               .arena = *context.arena,
               .config = config.model,
-              .attention = attention_,
+              .tensor = tensor_,
+              .attention = attention_.layers(),
               .keep = keep_policy(config.memory),
               .dtype = compute_dtype(config.training.precision),
               .rows = config.training.micro_batch_size,
               .local_length = layout_.local_length(),
               .mlp_tile = config.memory.mlp_tile_tokens,
-              .loss_tile = config.memory.loss_tile_tokens},
-      loader_(config, layout_, context.coordinate(Dimension::cp), dataset) {
-  if (kind == RunKind::train) gradients_ = model_tensors(table_, config.model, state_.gradients);
+              .loss_tile = config.memory.loss_tile_tokens,
+              .seed = config.training.seed},
+      loader_(config, layout_, context.coordinate(Dimension::cp), dataset),
+      pass_(layers_, store_, loader_, chunks_, links_) {
   if (dataset != nullptr && kind == RunKind::train)
     sampler_.emplace(dataset->rows(Split::train), config.training.seed, true);
 }
@@ -65,38 +91,27 @@ std::vector<Row> RankTrainer::longest_rows() const {
   return std::vector<Row>(static_cast<size_t>(config_.training.micro_batch_size), row);
 }
 
-void RankTrainer::record_micro_batch() {
-  int64_t targets = 0;
-  train_micro_batch(longest_rows(), 1.0, &targets);
+void RankTrainer::record_pass() {
+  store_.begin_step(sizes_.micro_batches);
+  const ProgramScope program(*context_.arena, "train");
+  layers_.dropout = true;
+  pass_.train(
+      links_.stages() == 1 ? 1 : sizes_.micro_batches, [&](int64_t) { return longest_rows(); }, 1.0);
+  store_.finish_pass();
 }
 
 void RankTrainer::record_update() {
-  fill(*context_.device, state_.gradients.tensor(), 0);
-  context_.group(Dimension::dp_cp).all_reduce(state_.gradients, "gradients").wait();
-  update_weights(*context_.device, config_.optimizer, table_, 1, 0, state_);
+  store_.reduce_gradients();
+  store_.update(1, 0);
 }
 
-void RankTrainer::record_evaluation() {
-  int64_t targets = 0;
-  evaluate_micro_batch(longest_rows(), &targets);
+void RankTrainer::record_state_visit() {
+  store_.visit_units(StateKind::weights, [](const ParameterUnit&, const Tensor&) {});
 }
+
+void RankTrainer::record_evaluation() { evaluate_rows(longest_rows()); }
 
 void RankTrainer::record_generation() { next_token_logits(longest_rows().front()); }
-
-void RankTrainer::initialise_weights() {
-  Device& device = *context_.device;
-  fill(device, state_.master.tensor(), 0);  // the padding between parameters too
-  if (state_.first_moment.taken()) {
-    fill(device, state_.first_moment.tensor(), 0);
-    fill(device, state_.second_moment.tensor(), 0);
-  }
-  initialise_parameters(device, table_, config_.training.seed, state_.master);
-  refresh_compute_weights();
-}
-
-void RankTrainer::refresh_compute_weights() {
-  if (state_.compute.taken()) cast(*context_.device, state_.master, state_.compute.tensor());
-}
 
 Row RankTrainer::row_of_sample(int64_t sample) const { return dataset_->row(Split::train, sampler_->row_of(sample)); }
 
@@ -110,30 +125,40 @@ std::vector<Row> RankTrainer::micro_batch_rows(int64_t first, int64_t micro_batc
   return rows;
 }
 
-double RankTrainer::train_micro_batch(std::span<const Row> rows, double gradient_scale, int64_t* local_targets) {
-  const ProgramScope program(*context_.arena, "train");
-  const LoadedBatch loaded = loader_.load(*context_.device, *context_.arena, rows);
-  *local_targets += loaded.local_targets;
-  return transformer_train(layers_, weights_, gradients_, loaded.batch, gradient_scale);
+PassResult RankTrainer::run_passes(const PipelinePass::RowsOf& rows, double gradient_scale) {
+  layers_.dropout = true;
+  PassResult sum;
+  for (int64_t pass = 0; pass < train_passes(); ++pass) {
+    const ProgramScope program(*context_.arena, "train");
+    const auto rows_of = [&](int64_t micro_batch) { return rows(pass + micro_batch); };
+    const PassResult result = pass_.train(sizes_.micro_batches / train_passes(), rows_of, gradient_scale);
+    store_.finish_pass();
+    sum.loss += result.loss;
+    sum.local_targets += result.local_targets;
+  }
+  return sum;
 }
 
-double RankTrainer::evaluate_micro_batch(std::span<const Row> rows, int64_t* local_targets) {
+PassResult RankTrainer::evaluate_rows(const std::vector<Row>& rows) {
+  layers_.dropout = false;
   const ProgramScope program(*context_.arena, "evaluate");
-  const LoadedBatch loaded = loader_.load(*context_.device, *context_.arena, rows);
-  *local_targets += loaded.local_targets;
-  return transformer_evaluate(layers_, weights_, loaded.batch);
+  return pass_.evaluate(rows);
 }
 
 void RankTrainer::add_row(const Row& row, BatchTotals& totals) const {
-  const Span whole = {0, layout_.padded_length()};
   totals.tokens += row.length;
   totals.targets += row.targets;
-  totals.visible_pairs += loader_.mask_of(row).visible_pairs(whole, whole);
+  totals.layer_pairs += loader_.visible_pairs_of_layers(row);
 }
 
-void RankTrainer::sum_over_ranks(std::span<double> values, std::string_view label) {
-  const Tensor view(values.data(), DType::f64, {std::ssize(values)});
-  context_.group(Dimension::dp_cp).all_reduce(view, label).wait();
+PassResult RankTrainer::sum_over_ranks(const PassResult& own, bool& stop, std::string_view label) {
+  const bool counts = tensor_.rank() == 0;
+  std::array<double, 3> sums = {counts ? own.loss : 0.0, counts ? static_cast<double>(own.local_targets) : 0.0,
+                                stop ? 1.0 : 0.0};
+  const Tensor view(sums.data(), DType::f64, {std::ssize(sums)});
+  context_.group(Dimension::world).all_reduce(view, label).wait();
+  stop = sums[2] > 0;
+  return {.loss = sums[0], .local_targets = static_cast<int64_t>(sums[1])};
 }
 
 BatchTotals RankTrainer::accumulate_gradients(int64_t step) {
@@ -142,20 +167,16 @@ BatchTotals RankTrainer::accumulate_gradients(int64_t step) {
   const auto row_at = [&](int64_t sample) { return row_of_sample(sample); };
   BatchTotals totals;
   for (int64_t sample = first; sample < first + batch; ++sample) add_row(row_at(sample), totals);
-  fill(*context_.device, state_.gradients.tensor(), 0);
+  layers_.step = step;
+  store_.begin_step(sizes_.micro_batches);
   const double scale = totals.targets > 0 ? 1.0 / static_cast<double>(totals.targets) : 0.0;
-  double loss_sum = 0;
-  int64_t local_targets = 0;
-  for (int64_t micro_batch = 0; micro_batch < sizes_.micro_batches; ++micro_batch)
-    loss_sum += train_micro_batch(micro_batch_rows(first, micro_batch, row_at), scale, &local_targets);
-
-  context_.group(Dimension::dp_cp).all_reduce(state_.gradients, "gradients").wait();
-  std::array<double, 3> sums = {loss_sum, static_cast<double>(local_targets), stop_asked_ ? 1.0 : 0.0};
-  sum_over_ranks(sums, "loss");
-  FARSPAN_CHECK(static_cast<int64_t>(sums[1]) == totals.targets,
-                "step {}: the ranks hold {} targets, the rows of the batch {}", step, sums[1], totals.targets);
-  if (totals.targets > 0) totals.loss = sums[0] / static_cast<double>(totals.targets);
-  stop_asked_ = sums[2] > 0;
+  const PassResult own =
+      run_passes([&](int64_t micro_batch) { return micro_batch_rows(first, micro_batch, row_at); }, scale);
+  store_.reduce_gradients();
+  const PassResult sum = sum_over_ranks(own, stop_asked_, "loss");
+  FARSPAN_CHECK(sum.local_targets == totals.targets, "step {}: the ranks hold {} targets, the rows of the batch {}",
+                step, sum.local_targets, totals.targets);
+  if (totals.targets > 0) totals.loss = sum.loss / static_cast<double>(totals.targets);
   return totals;
 }
 
@@ -169,7 +190,7 @@ StepReport RankTrainer::train_step(int64_t step, bool stop) {
     report.learning_rate = learning_rate(config_.optimizer, step);
     return report;
   }
-  const UpdateResult update = update_weights(*context_.device, config_.optimizer, table_, step, updates_, state_);
+  const UpdateResult update = store_.update(step, updates_);
   report.gradient_norm = update.gradient_norm;
   report.learning_rate = update.learning_rate;
   report.skipped = update.skipped;
@@ -177,37 +198,69 @@ StepReport RankTrainer::train_step(int64_t step, bool stop) {
   return report;
 }
 
-BatchTotals RankTrainer::evaluate(Split split, int64_t batches) {
+BatchTotals RankTrainer::evaluate(Split split, int64_t batches, const std::function<bool()>& stop) {
   const int64_t batch = config_.training.global_batch_size;
   const int64_t available = dataset_->rows(split);
   const int64_t end = batches > available / batch ? available : batches * batch;
   // Rows that the last batch lacks are padding.
   const auto row_at = [&](int64_t index) { return index < end ? dataset_->row(split, index) : Row{}; };
   BatchTotals totals;
-  double loss_sum = 0;
-  int64_t local_targets = 0;
+  PassResult own;
   for (int64_t first = 0; first < end; first += batch) {
+    if (stop && first > 0 && stop()) break;
     for (int64_t index = first; index < std::min(first + batch, end); ++index) add_row(row_at(index), totals);
-    for (int64_t micro_batch = 0; micro_batch < sizes_.micro_batches; ++micro_batch)
-      loss_sum += evaluate_micro_batch(micro_batch_rows(first, micro_batch, row_at), &local_targets);
+    for (int64_t micro_batch = 0; micro_batch < sizes_.micro_batches; ++micro_batch) {
+      const PassResult result = evaluate_rows(micro_batch_rows(first, micro_batch, row_at));
+      own.loss += result.loss;
+      own.local_targets += result.local_targets;
+    }
   }
-  std::array<double, 2> sums = {loss_sum, static_cast<double>(local_targets)};
-  sum_over_ranks(sums, "evaluation loss");
-  FARSPAN_CHECK(static_cast<int64_t>(sums[1]) == totals.targets, "evaluation: the ranks hold {} targets, the rows {}",
-                sums[1], totals.targets);
-  if (totals.targets > 0) totals.loss = sums[0] / sums[1];
+  bool no_wish = false;
+  const PassResult sum = sum_over_ranks(own, no_wish, "evaluation loss");
+  FARSPAN_CHECK(sum.local_targets == totals.targets, "evaluation: the ranks hold {} targets, the rows {}",
+                sum.local_targets, totals.targets);
+  if (totals.targets > 0) totals.loss = sum.loss / static_cast<double>(totals.targets);
   return totals;
 }
 
 std::vector<float> RankTrainer::next_token_logits(const Row& row) {
-  FARSPAN_CHECK(layout_.cp() == 1 && config_.training.micro_batch_size == 1, "generation: one rank and one row");
+  FARSPAN_CHECK(sizes_.world_size == 1 && config_.training.micro_batch_size == 1, "generation: one rank and one row");
+  layers_.dropout = false;
   const ProgramScope program(*context_.arena, "generate");
   const LoadedBatch loaded = loader_.load(*context_.device, *context_.arena, {&row, 1});
   const Buffer logits = layers_.take_f32("generate.logits", {config_.model.vocab_size}, Purpose::workspace);
-  transformer_logits(layers_, weights_, loaded.batch, row.length - 1, logits.tensor());
+  transformer_logits(layers_, store_, chunks_.front(), loaded.batch, row.length - 1, logits.tensor());
   if (context_.device->dry()) return {};
   const float* values = logits.tensor().data<float>();
   return std::vector<float>(values, values + logits.tensor().numel());
+}
+
+std::vector<float> RankTrainer::whole_values(StateKind kind) {
+  const ParameterTable whole(config_.model);
+  std::vector<float> values;
+  const bool counts = context_.group(Dimension::dp_cp).rank() == 0;
+  store_.visit_units(kind, [&](const ParameterUnit& unit, const Tensor& flat) {
+    values.resize(static_cast<size_t>(whole.flat_elements()));
+    if (counts) copy_owned(table_, unit, flat, whole, values);
+  });
+  const Tensor view(values.data(), DType::f32, {std::ssize(values)});
+  if (!values.empty()) context_.group(Dimension::world).all_reduce(view, "whole values").wait();
+  return values;
+}
+
+bool RankTrainer::ranks_hold(StateKind kind, const std::vector<float>& whole) {
+  const ParameterTable whole_table(config_.model);
+  double differences = 0;
+  store_.visit_units(kind, [&](const ParameterUnit& unit, const Tensor& flat) {
+    for_each_element_run(
+        table_, unit, flat, [&](const Parameter& parameter, const Section&, const ElementRun& run, const float* part) {
+          const float* expected = whole.data() + whole_table.find(parameter.name).offset + run.whole_begin;
+          for (int64_t i = 0; i < run.length; ++i)
+            if (!(part[i] == expected[i]) && !(std::isnan(part[i]) && std::isnan(expected[i]))) ++differences;
+        });
+  });
+  context_.group(Dimension::world).all_reduce(Tensor(&differences, DType::f64, {1}), "differing copies").wait();
+  return differences == 0;
 }
 
 }  // namespace farspan

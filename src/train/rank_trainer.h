@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -16,10 +17,12 @@
 #include "config/config.h"
 #include "data/dataset.h"
 #include "model/layer_context.h"
-#include "model/parameters.h"
-#include "optim/optimizer.h"
+#include "optim/parameter_store.h"
+#include "parallel/pipeline/links.h"
 #include "parallel/rank_context.h"
+#include "train/attention_of_layers.h"
 #include "train/batch_loader.h"
+#include "train/pipeline_pass.h"
 
 namespace farspan {
 
@@ -30,7 +33,7 @@ enum class RunKind { train, evaluate, generate };
 struct BatchTotals {
   int64_t tokens = 0;          // real tokens
   int64_t targets = 0;         // labels that count
-  int64_t visible_pairs = 0;   // (query, key) pairs of attention
+  int64_t layer_pairs = 0;     // visible (query, key) pairs, summed over the layers
   std::optional<double> loss;  // mean over targets; none without a target
 };
 
@@ -48,31 +51,42 @@ class RankTrainer {
   RankTrainer(const Config& config, const ResolvedSizes& sizes, RankContext& context, const Dataset* dataset,
               RunKind kind);
 
-  // On the dry device: run each part of a step once, so that its memory and cost are recorded.
-  void record_micro_batch();
+  // On the dry device: run each part of a step once, so that its memory and cost are recorded. record_pass runs what
+  // train_passes() counts in a step.
+  void record_pass();
   void record_update();
+  void record_state_visit();
   void record_evaluation();
   void record_generation();
 
-  void initialise_weights();
-  // After master weights were written from outside: refreshes the bf16 copy.
-  void refresh_compute_weights();
+  void initialise_weights() { store_.initialise(config_.training.seed); }
 
-  // Gradients of step `step` (from 1) into the gradient buffer, summed over ranks.
+  // Passes of a step: one for each micro-batch, or one for all of them where a pipeline works on several at a time.
+  int64_t train_passes() const { return links_.stages() == 1 ? sizes_.micro_batches : 1; }
+
+  // Gradients of step `step` (from 1) into the store, summed over ranks.
   BatchTotals accumulate_gradients(int64_t step);
   // accumulate_gradients and the update. `stop` is this rank's wish to stop.
   StepReport train_step(int64_t step, bool stop);
   // Mean loss over the first `batches` global batches of a split, read in order; fewer when the split is shorter.
-  BatchTotals evaluate(Split split, int64_t batches);
+  // `stop` is asked between batches, on every rank at the same place, and must answer alike: true ends there.
+  BatchTotals evaluate(Split split, int64_t batches, const std::function<bool()>& stop = {});
 
   // Logits of the token that follows the row's last one. One rank only.
   std::vector<float> next_token_logits(const Row& row);
 
   const ParameterTable& parameters() const { return table_; }
-  WeightState& weights() { return state_; }
+  ParameterStore& store() { return store_; }
+  // Every parameter's values of a kind, whole and on every rank, as the table of one rank lays them out. Collective;
+  // for comparisons: it holds the whole model. Empty for a kind that there is none of.
+  std::vector<float> whole_values(StateKind kind);
+  // Whether every rank holds these very values in all its copies (NaN equals NaN). Collective.
+  bool ranks_hold(StateKind kind, const std::vector<float>& whole);
   int64_t updates() const { return updates_; }
   void set_updates(int64_t updates) { updates_ = updates; }
   RankContext& context() { return context_; }
+  const Config& config() const { return config_; }
+  const ResolvedSizes& sizes() const { return sizes_; }
 
  private:
   Row row_of_sample(int64_t sample) const;
@@ -81,23 +95,28 @@ class RankTrainer {
   // batch's rows by number.
   template <typename RowAt>
   std::vector<Row> micro_batch_rows(int64_t first, int64_t micro_batch, RowAt&& row_at) const;
-  double train_micro_batch(std::span<const Row> rows, double gradient_scale, int64_t* local_targets);
-  double evaluate_micro_batch(std::span<const Row> rows, int64_t* local_targets);
+  PassResult run_passes(const PipelinePass::RowsOf& rows, double gradient_scale);
+  PassResult evaluate_rows(const std::vector<Row>& rows);
   void add_row(const Row& row, BatchTotals& totals) const;
-  void sum_over_ranks(std::span<double> values, std::string_view label);
+  // Sums what the last stage's ranks hold; tensor-parallel ranks hold the same and count once.
+  // `stop` becomes whether any rank's was set.
+  PassResult sum_over_ranks(const PassResult& own, bool& stop, std::string_view label);
 
   const Config& config_;
   ResolvedSizes sizes_;
   RankContext& context_;
   const Dataset* dataset_;
+  PipelineLinks links_;
+  std::vector<ModelChunk> chunks_;
   ParameterTable table_;
-  WeightState state_;
-  ModelTensors weights_;
-  ModelTensors gradients_;
+  Communicator* embedding_group_;
+  ParameterStore store_;
   SequenceLayout layout_;
-  ContextAttention attention_;
+  TensorParallel tensor_;
+  AttentionOfLayers attention_;
   LayerContext layers_;
   BatchLoader loader_;
+  PipelinePass pass_;
   std::optional<Sampler> sampler_;
   int64_t updates_ = 0;
   bool stop_asked_ = false;

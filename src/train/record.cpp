@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/record.h"
 
+#include <map>
+
 #include "comm/dry/dry_communicator.h"
 
 namespace farspan {
@@ -22,13 +24,27 @@ template <typename Body>
 PhaseCost measure(RankContext& context, Body&& body) {
   OpSum sum;
   context.device->observe(&sum);
-  for (auto& group : context.groups) group->reset_traffic();
+  context.reset_traffic();
   body();
   context.device->observe(nullptr);
   PhaseCost cost;
   cost.ops = sum.ops;
-  for (size_t i = 0; i < cost.traffic.size(); ++i) cost.traffic[i] = context.groups[i]->traffic();
+  for (size_t i = 0; i < cost.traffic.size(); ++i) cost.traffic[i] = context.traffic(static_cast<Dimension>(i));
   return cost;
+}
+
+// To the cost of one of the equal `parts`.
+void divide(PhaseCost& cost, int64_t parts) {
+  for (OpTotals& totals : cost.ops) {
+    totals.flops /= static_cast<double>(parts);
+    totals.bytes /= static_cast<double>(parts);
+    totals.calls /= parts;
+  }
+  for (Traffic& traffic : cost.traffic) {
+    traffic.bytes_sent /= parts;
+    traffic.bytes_received /= parts;
+    traffic.calls /= parts;
+  }
 }
 
 }  // namespace
@@ -45,7 +61,7 @@ RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int ran
   Device device(DeviceKind::dry, 1);
   Arena arena(device);
   const Grid grid = grid_of(config, sizes);
-  RankContext context = {.rank = rank, .grid = &grid, .device = &device, .arena = &arena, .groups = {}};
+  RankContext context(rank, grid, device, arena);
   make_groups(context, [&](std::vector<int> ranks, Dimension dimension) {
     int index = 0;
     while (ranks[static_cast<size_t>(index)] != rank) ++index;
@@ -55,8 +71,10 @@ RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int ran
   {
     RankTrainer trainer(config, sizes, context, nullptr, kind);
     if (kind == RunKind::train) {
-      record.micro_batch = measure(context, [&] { trainer.record_micro_batch(); });
+      record.micro_batch = measure(context, [&] { trainer.record_pass(); });
+      divide(record.micro_batch, sizes.micro_batches / trainer.train_passes());
       record.update = measure(context, [&] { trainer.record_update(); });
+      trainer.record_state_visit();
     }
     if (kind == RunKind::evaluate || (kind == RunKind::train && config.training.eval_iters > 0))
       trainer.record_evaluation();
@@ -67,8 +85,21 @@ RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int ran
 }
 
 std::vector<RankRecord> record_ranks(const Config& config, const ResolvedSizes& sizes, RunKind kind) {
+  // Ranks that differ in rows alone do the same on the dry device, but for what tensor parallelism has yet to sum of
+  // their shards; so do tensor-parallel ranks with parts of one size.
+  const int64_t tp = config.parallel.tensor_model_parallel_size;
+  const bool equal_parts = config.model.vocab_size % tp == 0 && config.model.ffn_hidden_size % tp == 0;
+  const bool equal_shards = tp == 1 || config.parallel.zero_stage == 0;
+  const Grid grid = grid_of(config, sizes);
+  std::map<std::array<int, 4>, size_t> recorded;
   std::vector<RankRecord> records;
-  for (int rank = 0; rank < sizes.world_size; ++rank) records.push_back(record_rank(config, sizes, rank, kind));
+  for (int rank = 0; rank < sizes.world_size; ++rank) {
+    const std::array<int, 4> place = {equal_parts ? 0 : grid.coordinate(rank, Dimension::tp),
+                                      grid.coordinate(rank, Dimension::cp), grid.coordinate(rank, Dimension::pp),
+                                      equal_shards ? 0 : grid.coordinate(rank, Dimension::dp)};
+    const auto [like, is_new] = recorded.emplace(place, records.size());
+    records.push_back(is_new ? record_rank(config, sizes, rank, kind) : records[like->second]);
+  }
   return records;
 }
 

@@ -70,21 +70,25 @@ void drop_later_steps(const std::string& metrics, int64_t last_step) {
 
 }  // namespace
 
-RunFolder::RunFolder(const std::string& folder, const Config& config, int64_t start_step)
-    : folder_(folder),
-      checkpoints_(config.output.save.empty() ? (fs::path(folder) / "checkpoints").string() : config.output.save) {
-  create(folder);
-  lock_ = lock(folder);
+RunPaths::RunPaths(const std::string& output, const Config& config)
+    : folder(output),
+      metrics(output + "/metrics.jsonl"),
+      checkpoints(config.output.save.empty() ? (fs::path(output) / "checkpoints").string() : config.output.save) {}
+
+RunFolder::RunFolder(const RunPaths& paths, const Config& config, int64_t start_step) {
+  create(paths.folder);
+  lock_ = lock(paths.folder);
   if (start_step == 0) {
-    move_aside(metrics());
-    move_aside(checkpoints_);
+    move_aside(paths.metrics);
+    move_aside(paths.checkpoints);
   } else {
-    drop_later_steps(metrics(), start_step);
+    drop_later_steps(paths.metrics, start_step);
   }
-  create(checkpoints_);
-  write_file_atomically((fs::path(checkpoints_) / ".writable").string(), "");
-  fs::remove(fs::path(checkpoints_) / ".writable");
-  write_file_atomically((fs::path(folder) / "config.yaml").string(), effective_config_yaml(config));
+  create(paths.checkpoints);
+  const fs::path trial = fs::path(paths.checkpoints) / ".writable";
+  write_file_atomically(trial.string(), "");
+  fs::remove(trial);
+  write_file_atomically((fs::path(paths.folder) / "config.yaml").string(), effective_config_yaml(config));
 }
 
 RunFolder::~RunFolder() { close(lock_); }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/run_training.h"
 
+#include <array>
 #include <chrono>
 #include <optional>
 
@@ -48,24 +49,61 @@ StartPoint start_point(const Job& job) {
                     "same data, or set "
                     "load_weights_only: true to start from its weights at step 0",
                     start.checkpoint, start.state.data_identity, job.dataset->identity()));
-  if (start.state.step >= job.config.training.train_iters)
+  if (start.state.step >= job.config.training.train_iters && job.runs_rank_0())
     log_warning("{} is at step {} and train_iters is {}: nothing is left to train", start.checkpoint, start.state.step,
                 job.config.training.train_iters);
   return start;
 }
 
+// The dimensions that metrics tell of. Data parallelism is both its own groups and those that span context parallelism.
+constexpr std::array kShownDimensions = {Dimension::tp, Dimension::cp, Dimension::dp, Dimension::pp};
+
+struct DimensionUse {
+  int64_t bytes_received = 0;
+  double exposed_seconds = 0;
+};
+using StepUse = std::array<DimensionUse, kShownDimensions.size()>;
+
+StepUse use_so_far(const RankContext& context) {
+  StepUse use;
+  for (size_t i = 0; i < use.size(); ++i) {
+    const Traffic traffic = context.traffic(kShownDimensions[i]);
+    use[i] = {traffic.bytes_received, traffic.exposed_seconds};
+    if (kShownDimensions[i] != Dimension::dp) continue;
+    const Traffic spanning = context.traffic(Dimension::dp_cp);
+    use[i].bytes_received += spanning.bytes_received;
+    use[i].exposed_seconds += spanning.exposed_seconds;
+  }
+  return use;
+}
+
+StepUse difference(const StepUse& after, const StepUse& before) {
+  StepUse use;
+  for (size_t i = 0; i < use.size(); ++i)
+    use[i] = {after[i].bytes_received - before[i].bytes_received, after[i].exposed_seconds - before[i].exposed_seconds};
+  return use;
+}
+
+// What rank 0 writes of the others.
+struct StepOfAllRanks {
+  std::vector<int64_t> peak_bytes;                          // by rank
+  std::array<int64_t, kShownDimensions.size()> received{};  // by dimension, summed over ranks
+};
+
 // One rank's side of the run. Rank 0 alone writes and shows.
 class RankRun {
  public:
-  RankRun(const Job& job, const StartPoint& start, const RunFolder& folder, RankTrainer& trainer, ThreadWorld& world)
-      : job_(job), start_(start), folder_(folder), trainer_(trainer), world_(world) {
+  RankRun(const Job& job, const StartPoint& start, const RunPaths& paths, RankTrainer& trainer, World& world)
+      : job_(job), start_(start), paths_(paths), trainer_(trainer), world_(world) {
     if (rank() != 0) return;
     const bool resumed = start.state.step > 0;
-    metrics_.emplace(folder.metrics(), resumed ? JsonLinesWriter::Mode::append : JsonLinesWriter::Mode::replace);
-    progress_.emplace(start.state.step, job.config.training.train_iters, job.config.training.log_interval);
+    metrics_.emplace(paths.metrics, resumed ? JsonLinesWriter::Mode::append : JsonLinesWriter::Mode::replace);
+    progress_.emplace(start.state.step, job.config.training.train_iters, job.config.training.log_interval,
+                      job.processes ? Screen::launcher : Screen::maybe_terminal);
   }
 
-  void run() {
+  // The highest number of the signals that asked the ranks to stop; 0: none.
+  int run() {
     const TrainingConfig& training = job_.config.training;
     trainer_.initialise_weights();
     if (!start_.checkpoint.empty()) load_checkpoint(start_.checkpoint, trainer_, start_.parts);
@@ -75,45 +113,56 @@ class RankRun {
     while (step < training.train_iters && !stopped) {
       stopped = run_step(++step);
       if (training.eval_interval > 0 && step % training.eval_interval == 0 && step < training.train_iters)
-        evaluate(step);
+        stopped = evaluate(step) || stopped;
       const int64_t interval = job_.config.output.save_interval;
       if (stopped || step == training.train_iters || (interval > 0 && step % interval == 0)) save(step);
     }
     if (!stopped && step > start_.state.step) evaluate(step);
+    return StopSignal::received_by_any(everyone());
   }
 
  private:
   int rank() const { return trainer_.context().rank; }
+  Communicator& everyone() { return trainer_.context().group(Dimension::world); }
 
   // True when some rank was asked to stop.
   bool run_step(int64_t step) {
     world_.set_position(rank(), fmt::format("step {}", step));
-    Communicator& cp = trainer_.context().group(Dimension::cp);
-    const double exposed_before = cp.traffic().exposed_seconds;
+    const StepUse before = use_so_far(trainer_.context());
     const Clock::time_point start = Clock::now();
     const StepReport report = trainer_.train_step(step, StopSignal::received() != 0);
     const double seconds = seconds_since(start);
-    const std::vector<int64_t> peaks = peak_bytes();
-    if (rank() == 0) record(step, report, seconds, cp.traffic().exposed_seconds - exposed_before, peaks);
+    const StepUse use = difference(use_so_far(trainer_.context()), before);
+    const StepOfAllRanks all = gather(use);
+    if (rank() == 0) record(step, report, seconds, use, all);
     return report.stop_asked;
   }
 
-  // Highest byte used so far, of every rank.
-  std::vector<int64_t> peak_bytes() {
-    int64_t mine = trainer_.context().arena->highest_byte();
-    std::vector<int64_t> all(static_cast<size_t>(job_.sizes.world_size));
-    trainer_.context()
-        .group(Dimension::world)
-        .all_gather(Tensor(&mine, DType::i64, {1}), Tensor(all.data(), DType::i64, {std::ssize(all)}), "peak memory")
+  StepOfAllRanks gather(const StepUse& use) {
+    std::vector<int64_t> mine = {trainer_.context().arena->highest_byte()};
+    for (const DimensionUse& dimension : use) mine.push_back(dimension.bytes_received);
+    const int64_t width = std::ssize(mine);
+    std::vector<int64_t> all(mine.size() * static_cast<size_t>(job_.sizes.world_size));
+    everyone()
+        .all_gather(Tensor(mine.data(), DType::i64, {width}), Tensor(all.data(), DType::i64, {std::ssize(all)}),
+                    "metrics")
         .wait();
-    return all;
+    StepOfAllRanks gathered;
+    for (auto of_rank = all.begin(); of_rank != all.end(); of_rank += width) {
+      gathered.peak_bytes.push_back(*of_rank);
+      for (size_t i = 0; i < gathered.received.size(); ++i)
+        gathered.received[i] += of_rank[static_cast<std::ptrdiff_t>(i) + 1];
+    }
+    return gathered;
   }
 
-  void record(int64_t step, const StepReport& report, double seconds, double exposed,
-              const std::vector<int64_t>& peaks) {
+  void record(int64_t step, const StepReport& report, double seconds, const StepUse& use, const StepOfAllRanks& all) {
     const BatchTotals& totals = report.totals;
     const double tokens_per_second = static_cast<double>(totals.tokens) / seconds;
-    const double flops = model_flops(job_.config.model, totals.tokens, totals.visible_pairs);
+    const double flops = model_flops(job_.config.model, totals.tokens, totals.layer_pairs);
+    JsonCounts bytes;
+    for (size_t i = 0; i < use.size(); ++i)
+      bytes.emplace_back(std::string(name_of(kShownDimensions[i])), all.received[i]);
     metrics_->write({{"kind", std::string("train")},
                      {"step", step},
                      {"loss", number_or_null(totals.loss)},
@@ -125,13 +174,17 @@ class RankRun {
                      {"tokens_per_second", tokens_per_second},
                      {"model_tflops", flops / seconds / 1e12},
                      {"mfu", nullptr},  // a CPU has no one peak to divide by
-                     {"peak_memory_bytes", peaks},
+                     {"peak_memory_bytes", all.peak_bytes},
                      {"planned_memory_bytes", job_.planned_bytes()},
-                     {"cp_exposed_seconds", exposed},
+                     {"tp_exposed_seconds", use[0].exposed_seconds},
+                     {"cp_exposed_seconds", use[1].exposed_seconds},
+                     {"dp_exposed_seconds", use[2].exposed_seconds},
+                     {"pp_exposed_seconds", use[3].exposed_seconds},
+                     {"bytes", std::move(bytes)},
                      {"joules_per_token", nullptr},  // no meter
                      {"skipped", report.skipped}});
     int64_t memory = 0;
-    for (int64_t bytes : peaks) memory += bytes;
+    for (int64_t peak : all.peak_bytes) memory += peak;
     const int64_t samples = step * job_.config.training.global_batch_size - 1;
     progress_->show({.step = step,
                      .loss = totals.loss,
@@ -147,13 +200,20 @@ class RankRun {
       log_warning("step {}: the gradient norm is {}; weights are left as they are", step, report.gradient_norm);
   }
 
-  void evaluate(int64_t step) {
+  // True when some rank was asked to stop before the end; the mean of a part is not written.
+  bool evaluate(int64_t step) {
     const int64_t iterations = job_.config.training.eval_iters;
-    if (iterations == 0) return;
+    if (iterations == 0) return false;
     world_.set_position(rank(), fmt::format("evaluation after step {}", step));
     const Clock::time_point start = Clock::now();
-    const BatchTotals totals = trainer_.evaluate(Split::held_out, iterations);
-    if (rank() != 0) return;
+    bool stopped = false;
+    const BatchTotals totals = trainer_.evaluate(
+        Split::held_out, iterations, [&] { return stopped = StopSignal::received_by_any(everyone()) != 0; });
+    if (rank() != 0) return stopped;
+    if (stopped) {
+      progress_->note(fmt::format("evaluation after step {} stopped", step));
+      return true;
+    }
     metrics_->write({{"kind", std::string("eval")},
                      {"step", step},
                      {"loss", number_or_null(totals.loss)},
@@ -162,27 +222,26 @@ class RankRun {
                      {"seconds", seconds_since(start)}});
     progress_->note(fmt::format("held out after step {}: loss {} over {} targets", step,
                                 totals.loss ? fmt::format("{:.4f}", *totals.loss) : "none", totals.targets));
+    return false;
   }
 
   void save(int64_t step) {
     world_.set_position(rank(), fmt::format("checkpoint of step {}", step));
-    if (rank() == 0) {
-      const std::string path = save_checkpoint(folder_.checkpoints(), trainer_,
-                                               {.step = step,
-                                                .updates = trainer_.updates(),
-                                                .data_identity = job_.dataset->identity(),
-                                                .settings = settings_of(job_.config)},
-                                               job_.config.output.keep);
-      progress_->note(fmt::format("saved {}", path));
-    }
-    trainer_.context().group(Dimension::world).barrier("checkpoint");
+    const std::string path = save_checkpoint(paths_.checkpoints, trainer_,
+                                             {.step = step,
+                                              .updates = trainer_.updates(),
+                                              .data_identity = job_.dataset->identity(),
+                                              .settings = settings_of(job_.config)},
+                                             job_.config.output.keep);
+    if (rank() == 0) progress_->note(fmt::format("saved {}", path));
+    everyone().barrier("checkpoint");
   }
 
   const Job& job_;
   const StartPoint& start_;
-  const RunFolder& folder_;
+  const RunPaths& paths_;
   RankTrainer& trainer_;
-  ThreadWorld& world_;
+  World& world_;
   std::optional<JsonLinesWriter> metrics_;
   std::optional<Progress> progress_;
 };
@@ -191,11 +250,14 @@ class RankRun {
 
 int run_training(const Job& job, const std::string& folder) {
   const StartPoint start = start_point(job);
-  const RunFolder run_folder(folder, job.config, start.state.step);
-  const StopSignal stop_signal;
-  run_job(job,
-          [&](RankTrainer& trainer, ThreadWorld& world) { RankRun(job, start, run_folder, trainer, world).run(); });
-  const int signal = StopSignal::received();
+  const RunPaths paths(folder, job.config);
+  std::optional<RunFolder> run_folder;
+  if (job.runs_rank_0()) run_folder.emplace(paths, job.config, start.state.step);
+  int signal = 0;
+  run_job(job, [&](RankTrainer& trainer, World& world) {
+    const int received = RankRun(job, start, paths, trainer, world).run();
+    if (trainer.context().rank == world.first_local_rank()) signal = received;
+  });
   return signal == 0 ? 0 : 128 + signal;
 }
 

@@ -9,7 +9,7 @@
 namespace farspan {
 
 // Runs the job and writes `output`/metrics.jsonl, config.yaml and checkpoints. Returns 0, or 128 + the signal that
-// stopped it after saving.
+// stopped it after saving (a StopSignal of the caller must be alive to catch it).
 int run_training(const Job& job, const std::string& output);
 
 }  // namespace farspan

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/stop_signal.h"
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <vector>
 
 namespace farspan {
 namespace {
@@ -29,5 +31,13 @@ StopSignal::~StopSignal() {
 }
 
 int StopSignal::received() { return received_signal; }
+
+int StopSignal::received_by_any(Communicator& world) {
+  int64_t mine = received();
+  std::vector<int64_t> all(static_cast<size_t>(world.size()));
+  world.all_gather(Tensor(&mine, DType::i64, {1}), Tensor(all.data(), DType::i64, {std::ssize(all)}), "stop signal")
+      .wait();
+  return static_cast<int>(*std::max_element(all.begin(), all.end()));
+}
 
 }  // namespace farspan

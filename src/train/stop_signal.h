@@ -2,6 +2,8 @@
 // SIGINT and SIGTERM ask the job to stop after the step in hand and save. A second one ends it at once.
 #pragma once
 
+#include "comm/communicator.h"
+
 namespace farspan {
 
 // Catches the two signals for as long as it lives.
@@ -14,6 +16,8 @@ class StopSignal {
 
   // The signal's number, or 0. The exit status is then 128 + number.
   static int received();
+  // That of any rank, the highest: ranks in other processes have signals of their own. Collective.
+  static int received_by_any(Communicator& world);
 };
 
 }  // namespace farspan

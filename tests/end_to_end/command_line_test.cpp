@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program's frame: exit statuses, the last line on stderr, help, and who may start it.
+#include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sstream>
 
 #include "tests/end_to_end/program.h"
 
@@ -58,10 +60,13 @@ TEST(Program, BadCommandLinesAreRefused) {
   expect_refused("groups --context-parallel-size four",
                  "--context-parallel-size: expected an integer such as 1024, 1_024 or 1e3, found \"four\"");
   expect_refused("groups 'no such\nfile.yaml'", "does not exist");
+  expect_refused("train x.yaml --output ''", "--output is empty; name a folder");
+  expect_refused("groups --ranks-per-host 0", "--ranks-per-host 0 is too small; use 1 or more");
+  expect_refused("groups /dev/zero", "config file /dev/zero is a pipe or a device; name a YAML file");
 }
 
 TEST(Program, B122_MistakesInTheFileNameTheLine) {
-  const TemporaryFolder folder;
+  const test::ScratchFolder folder;
   const std::string unknown = folder.write("a.yaml", "# comment\nparallel:\n  contxt_parallel: 2\n");
   expect_refused("groups " + unknown,
                  "a.yaml:3: unknown key parallel.contxt_parallel; did you mean context_parallel_size?");
@@ -74,7 +79,7 @@ TEST(Program, B122_MistakesInTheFileNameTheLine) {
 }
 
 TEST(Program, B121_NumbersInTheFileAreReadOrRefusedWithTheLine) {
-  const TemporaryFolder folder;
+  const test::ScratchFolder folder;
   for (const char* lr : {"2e-5", "2.0e-5", "0.00002", "2E-5"}) {
     const std::string good = folder.write("good.yaml", std::string("optimizer:\n  lr: ") + lr + "\n");
     EXPECT_EQ(run_program("groups " + good).status, 0) << lr;
@@ -84,7 +89,7 @@ TEST(Program, B121_NumbersInTheFileAreReadOrRefusedWithTheLine) {
 }
 
 TEST(Program, B123_AFlagBeatsTheFile) {
-  const TemporaryFolder folder;
+  const test::ScratchFolder folder;
   const std::string file = folder.write("a.yaml", "parallel:\n  context_parallel_size: 4\n");
   EXPECT_THAT(run_program("groups --json " + file).out, StartsWith("{\"world_size\":4,"));
   EXPECT_THAT(run_program("groups --json --context-parallel-size 2 " + file).out, StartsWith("{\"world_size\":2,"));

@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kGiB = int64_t{1} << 30;
 
-std::string long_text(const TemporaryFolder& folder, int64_t bytes) {
+std::string long_text(const test::ScratchFolder& folder, int64_t bytes) {
   std::string text;
   for (int64_t i = 0; i < bytes; ++i) text += static_cast<char>('a' + (i * i + i / 11) % 26);
   return folder.write("text", text);
@@ -28,7 +28,7 @@ int64_t planned_bytes(const std::string& metrics) {
 }
 
 TEST(Memory, ResidentPeakIsThePlanAtSeveralGiB) {
-  const TemporaryFolder folder;
+  const test::ScratchFolder folder;
   const std::string text = long_text(folder, 20000);
   const std::string config =
       folder.write("large.yaml",
@@ -46,7 +46,7 @@ TEST(Memory, ResidentPeakIsThePlanAtSeveralGiB) {
 
 // 131,072 tokens: an S x S buffer of one byte a pair would alone be 16 GiB.
 TEST(Memory, B042_OneStepAt131072TokensStaysUnderOneGiB) {
-  const TemporaryFolder folder;
+  const test::ScratchFolder folder;
   const std::string text = long_text(folder, 131072);
   const std::string config = folder.write("long.yaml",
                                           "model:\n  num_layers: 2\n  hidden_size: 64\n  num_attention_heads: "

@@ -2,49 +2,23 @@
 // Runs the program that FARSPAN_PROGRAM names, as a user would from a shell.
 #pragma once
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <gtest/gtest.h>
-#include <sstream>
 #include <string>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/scratch_folder.h"
+
 namespace farspan {
 
-// An empty folder that goes when the object does.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "farspan-test-XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  const std::string& path() const { return path_; }
-  // Writes a file and returns its path.
-  std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(path_ + "/" + name, std::ios::binary) << text;
-    return path_ + "/" + name;
-  }
-  std::string read(const std::string& name) const {
-    std::ostringstream text;
-    text << std::ifstream(path_ + "/" + name, std::ios::binary).rdbuf();
-    return text.str();
-  }
-
- private:
-  std::string path_;
-};
-
 struct ProgramResult {
-  std::string command;     // repeats the run by hand
-  int status = -1;         // exit status; -1 when a signal ended it
+  std::string command;  // repeats the run by hand
+  int status = -1;      // exit status; -1 when a signal ended it
+  double seconds = 0;
   int64_t peak_bytes = 0;  // largest resident memory, as the system counted it
   std::string out;
   std::string err;
@@ -64,12 +38,14 @@ inline ProgramResult run_program(const std::string& arguments, const std::string
     ADD_FAILURE() << "set FARSPAN_PROGRAM to the program to test, such as build/release/farspan";
     return {};
   }
-  const TemporaryFolder folder;
+  const test::ScratchFolder folder;
   ProgramResult result;
   result.command =
-      "exec env -u OMPI_COMM_WORLD_SIZE -u PMI_SIZE -u SLURM_NTASKS -u SLURM_PROCID -u SLURM_STEP_NUM_TASKS " +
+      "exec env -u OMPI_COMM_WORLD_SIZE -u PMI_SIZE -u SLURM_NTASKS -u SLURM_PROCID -u SLURM_STEP_NUM_TASKS -u "
+      "SLURM_STEP_TASKS_PER_NODE " +
       environment + " " + program + " " + arguments;
-  const std::string redirected = result.command + " >" + folder.path() + "/out 2>" + folder.path() + "/err";
+  const std::string redirected = result.command + " >" + folder.path("out") + " 2>" + folder.path("err");
+  const auto start = std::chrono::steady_clock::now();
   const pid_t child = fork();
   if (child == 0) {
     execl("/bin/sh", "sh", "-c", redirected.c_str(), nullptr);
@@ -78,6 +54,7 @@ inline ProgramResult run_program(const std::string& arguments, const std::string
   int status = 0;
   rusage usage{};
   wait4(child, &status, 0, &usage);
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   result.peak_bytes = int64_t{1024} * usage.ru_maxrss;
   result.out = folder.read("out");

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What holds for every op: the dry device touches no memory, and any number of threads gives the same bits.
+// What holds for every op: the dry device touches no memory, any number of threads gives the same bits, and a rank that
+// was dealt no tokens, no heads or no part of the vocabulary calls it like the others.
 #include <map>
 
 #include "ops/bias.h"
 #include "ops/cross_entropy.h"
+#include "ops/dropout.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/gemm.h"
@@ -72,12 +74,28 @@ std::vector<double> run_all(Device& device, DType dtype, const Sizes& s, const S
   cross_entropy(device, logits, targets, 0.5, loss, operand("d_logits", dtype, vocabulary));
   std::vector<double> results{token_loss_sum(device, loss)};
 
+  const VocabularyPart part{.first_id = 1, .vocabulary = s.vocabulary + 1};
+  const Tensor statistics = operand("statistics", DType::f32, Shape{1, 2, s.tokens});
+  const Tensor lse = operand("lse", DType::f32, rows);
+  vocabulary_statistics(device, logits, targets, part, statistics.reshape(Shape{2, s.tokens}));
+  combine_statistics(device, statistics, targets, lse, loss);
+  vocabulary_gradient(device, logits, targets, part, lse, 0.5, operand("d_part_logits", dtype, vocabulary));
+  const VocabularyPart rows_part{.first_id = 3, .vocabulary = s.embeddings + 3};
+  embedding_forward(device, tokens, operand("embeddings", dtype, Shape{s.embeddings, s.hidden}), rows_part,
+                    operand("part_of_y", DType::f32, hidden));
+  embedding_backward(device, tokens, d_y, rows_part,
+                     operand("d_embeddings", DType::f32, Shape{s.embeddings, s.hidden}));
+
   const Tensor positions = operand("positions", DType::i64, rows);
   const Tensor table = operand("table", DType::f32, Shape{s.tokens, 2, s.head_dim / 2});
   const Tensor query = operand("query", dtype, Shape{s.tokens, s.heads, s.head_dim});
   rope_table(device, positions, rope_inverse_frequencies({.head_dim = s.head_dim}), 1.0, table);
   rope_apply(device, table, RopeStyle::half_split, RopeDirection::forward, query);
   rope_apply(device, table, RopeStyle::interleaved, RopeDirection::backward, query);
+
+  const Dropout dropout{.probability = 0.3, .key = 5};
+  dropout_add(device, dropout, positions, x, d_y, operand("dropped", dtype, hidden));
+  dropout_backward(device, dropout, positions, d_y, operand("d_dropped", dtype, hidden));
 
   const Tensor wide = operand("wide", DType::f32, hidden);
   add(device, x, d_y, wide);
@@ -104,7 +122,30 @@ TEST_P(AllOpsTest, DryDeviceTouchesNothing) {
     return Tensor(reinterpret_cast<void*>(wild += 0x1000000), dtype, shape);
   });
   EXPECT_EQ(results, (std::vector<double>{0, 0}));
-  EXPECT_EQ(counter.count, 24);
+  EXPECT_EQ(counter.count, 31);
+}
+
+// Nothing to do is not an error, and what was there stays.
+TEST_P(AllOpsTest, NoTokensNoHeadsOrNoVocabularyIsNoWork) {
+  for (const Sizes& sizes : {Sizes{0, 48, 3, 16, 31, 23}, Sizes{5, 48, 0, 16, 31, 23}, Sizes{5, 48, 3, 16, 0, 23}}) {
+    Device device(DeviceKind::cpu, 2);
+    std::map<std::string, std::unique_ptr<Operand>> operands;
+    const auto results = run_all(device, GetParam(), sizes, [&](const char* name, DType dtype, const Shape& shape) {
+      auto& operand = operands[name];
+      if (!operand) {
+        operand = std::make_unique<Operand>(dtype, shape);
+        const std::string_view what = name;
+        // With no vocabulary there are no targets either.
+        operand->constant(what == "targets" && sizes.vocabulary == 0 ? -1 : what == "tokens" ? 3 : 1);
+      }
+      return operand->tensor();
+    });
+    EXPECT_EQ(results.size(), 2u);
+    if (sizes.tokens > 0) continue;
+    EXPECT_EQ(results, (std::vector<double>{0, 0}));
+    for (const char* gradient : {"d_weight", "d_matrix", "d_bias", "d_embeddings"})
+      for (const double value : operands.at(gradient)->values()) ASSERT_EQ(value, 1) << gradient;
+  }
 }
 
 TEST_P(AllOpsTest, AnyNumberOfThreadsGivesTheSameBits) {

@@ -108,13 +108,16 @@ void expect_gradient(Problem& p, std::vector<float>& values, const std::vector<f
 }
 
 TEST_P(AttentionAccuracy, GradientsEqualFiniteDifferences) {
-  Problem p = random_problem({7, 9, 4, 2, 3}, causal(7, 9), dtype());
-  p.mask[2] = {1, 4};
-  p.mask[5] = {3, 3};
-  const Results<float> r = run(implementation(), p);
-  expect_gradient(p, p.query, r.d_query);
-  expect_gradient(p, p.key, r.d_key);
-  expect_gradient(p, p.value, r.d_value);
+  for (const double dropped : {0.0, 0.4}) {
+    Problem p = random_problem({7, 9, 4, 2, 3}, causal(7, 9), dtype());
+    p.mask[2] = {1, 4};
+    p.mask[5] = {3, 3};
+    p.dropout = {.probability = dropped, .key = 11};
+    const Results<float> r = run(implementation(), p);
+    expect_gradient(p, p.query, r.d_query);
+    expect_gradient(p, p.key, r.d_key);
+    expect_gradient(p, p.value, r.d_value);
+  }
 }
 
 }  // namespace

@@ -95,6 +95,19 @@ struct Problem {
   float scale = 1;
   Mask mask;
   std::vector<float> query, key, value, d_out;
+  AttentionDropout dropout = {};
+  int64_t origin = 0;       // row position of key 0; the mask counts from it
+  int64_t query_begin = 0;  // row position of query 0
+
+  // m_ij of ops/attention.h, spelt out.
+  double kept(int64_t i, int64_t a, int64_t j) const {
+    if (dropout.probability == 0) return 1;
+    const Philox::Block head = Philox(dropout.key, static_cast<uint64_t>(dropout.row)).block(dropout.first_head + a);
+    const uint64_t head_key = head[0] + (static_cast<uint64_t>(head[1]) << 32);
+    const uint64_t position = static_cast<uint64_t>(origin + j);
+    const uint32_t draw = Philox(head_key, static_cast<uint64_t>(query_begin + i)).block(position / 4)[position % 4];
+    return draw < dropout.probability * 0x1p32 ? 0 : 1 / (1 - dropout.probability);
+  }
 };
 
 inline std::vector<float> random_values(std::string_view name, int64_t count, DType dtype) {
@@ -169,14 +182,16 @@ inline Results<double> oracle(const Problem& p) {
       for (int64_t j = lo; j < hi; ++j) {
         weight[static_cast<size_t>(j - lo)] /= sum;
         const double w = weight[static_cast<size_t>(j - lo)];
-        for (int64_t d = 0; d < D; ++d) r.out[row + d] += w * p.value[kv_row(j) + d];
-        delta += w * dot(&p.d_out[row], &p.value[kv_row(j)]);
+        const double kept = p.kept(i, a, j);
+        for (int64_t d = 0; d < D; ++d) r.out[row + d] += kept * w * p.value[kv_row(j) + d];
+        delta += kept * w * dot(&p.d_out[row], &p.value[kv_row(j)]);
       }
       for (int64_t j = lo; j < hi; ++j) {
         const double w = weight[static_cast<size_t>(j - lo)];
-        const double ds = p.scale * w * (dot(&p.d_out[row], &p.value[kv_row(j)]) - delta);
+        const double kept = p.kept(i, a, j);
+        const double ds = p.scale * w * (kept * dot(&p.d_out[row], &p.value[kv_row(j)]) - delta);
         for (int64_t d = 0; d < D; ++d) {
-          r.d_value[kv_row(j) + d] += w * p.d_out[row + d];
+          r.d_value[kv_row(j) + d] += kept * w * p.d_out[row + d];
           r.d_key[kv_row(j) + d] += ds * p.query[row + d];
           r.d_query[row + d] += ds * p.key[kv_row(j) + d];
         }
@@ -219,13 +234,16 @@ class Tensors {
   explicit Tensors(const Problem& p)
       : sizes_(p.sizes),
         scale_(p.scale),
+        dropout_(p.dropout),
+        origin_(p.origin),
+        query_begin_(p.query_begin),
         query_(p.query, p.dtype),
         key_(p.key, p.dtype),
         value_(p.value, p.dtype),
         d_out_(p.d_out, p.dtype) {
     for (const Interval& v : p.mask) {
-      lo_.push_back(v.lo);
-      hi_.push_back(v.hi);
+      lo_.push_back(origin_ + v.lo);
+      hi_.push_back(origin_ + v.hi);
     }
   }
   AttentionBlock block(KeySpan keys) {
@@ -235,14 +253,18 @@ class Tensors {
             .value = value_.tensor(kv).slice(0, keys.begin, keys.end),
             .lo = {lo_.data(), DType::i64, {sizes_.n}},
             .hi = {hi_.data(), DType::i64, {sizes_.n}},
-            .key_begin = keys.begin,
-            .scale = scale_};
+            .key_begin = origin_ + keys.begin,
+            .query_begin = query_begin_,
+            .scale = scale_,
+            .dropout = dropout_};
   }
   Tensor d_out() { return d_out_.tensor({sizes_.n, sizes_.heads, sizes_.head_size}); }
 
  private:
   Sizes sizes_;
   float scale_;
+  AttentionDropout dropout_;
+  int64_t origin_, query_begin_;
   Stored query_, key_, value_, d_out_;
   std::vector<int64_t> lo_, hi_;
 };

@@ -97,6 +97,31 @@ TEST(AttentionContract, NoQueriesOrNoKeysIsNoWork) {
   EXPECT_THAT(out, ::testing::Each(3.0f));
 }
 
+// A rank may be dealt no heads at all, query heads or both kinds.
+TEST(AttentionContract, NoHeadsIsNoWork) {
+  for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::dry})
+    for (const int64_t kv_heads : {0, 2}) {
+      Device device(kind, 2);
+      const Problem p = random_problem({4, 4, 2, 2, 8}, causal(4, 4), DType::f32);
+      Tensors tensors(p);
+      AttentionBlock block = tensors.block({0, 4});
+      block.query = block.query.slice(1, 0, 0);
+      block.key = block.key.slice(1, 0, kv_heads);
+      block.value = block.value.slice(1, 0, kv_heads);
+      block.dropout = {.probability = 0.5};
+      std::vector<float> out(64, 3.0f), lse(8, 1.0f), d_key(64, 2.0f);
+      const Tensor no_rows = f32_tensor(out, {4, 2, 8}).slice(1, 0, 0), no_lse = f32_tensor(lse, {2, 4}).slice(0, 0, 0);
+      const Tensor d_kv = f32_tensor(d_key, {4, 2, 8}).slice(1, 0, kv_heads);
+      attention_state_init(device, no_rows, no_lse);
+      attention_block_forward(device, block, no_rows, no_lse);
+      attention_delta(device, no_rows, no_rows, no_lse);
+      attention_block_backward(device, block, no_rows, no_lse, no_lse, no_rows, d_kv, d_kv);
+      EXPECT_THAT(out, ::testing::Each(3.0f));
+      EXPECT_THAT(lse, ::testing::Each(1.0f));
+      EXPECT_THAT(d_key, ::testing::Each(2.0f));
+    }
+}
+
 // Runs `body` and returns what it threw.
 std::string message_of(const std::function<void()>& body) {
   try {
@@ -133,6 +158,13 @@ TEST(AttentionContract, ChecksNameWhatIsWrong) {
   EXPECT_THAT(forward([](DryProblem& p) { p.block.lo = p.tensor(DType::i64, {5}); }), HasSubstr("lo is (5)"));
   EXPECT_THAT(forward([](DryProblem& p) { p.block.scale = kNaN; }), HasSubstr("scale nan, needs a finite number"));
   EXPECT_THAT(forward([](DryProblem& p) { p.block.visible_pairs = 31; }), HasSubstr("31 visible pairs"));
+  for (const double bad : {1.0, -0.5, static_cast<double>(kNaN)})
+    EXPECT_THAT(forward([&](DryProblem& p) { p.block.dropout.probability = bad; }), HasSubstr("less than 1"));
+  EXPECT_THAT(forward([](DryProblem& p) {
+                p.block.dropout.probability = 0.5;
+                p.block.query_begin = -1;
+              }),
+              HasSubstr("dropout needs 0 or more"));
   EXPECT_THAT(forward([](DryProblem& p) {
                 p.block.query = Tensor(p.memory.data(), DType::f32, {6, 4, 8}, {64, 16, 2});
               }),

@@ -121,6 +121,13 @@ TEST_P(AttentionIsolation, ForbiddenNaNsOutsideAWindowAndInPadding) {
   spoil_everything_in_turn(implementation(), random_problem({30, 30, 1, 1, 4}, padded(30), dtype()), 3);
 }
 
+TEST_P(AttentionIsolation, ForbiddenNaNsBesideDropout) {
+  Problem p = random_problem({90, 90, 4, 2, 4}, documents({1, 2, 5, 11, 71}), dtype());
+  p.dropout = {.probability = 0.3, .key = 99};
+  p.origin = 5;
+  spoil_everything_in_turn(implementation(), p, 7);
+}
+
 TEST_P(AttentionIsolation, ForbiddenNaNsAmongIntervalsInNoOrder) {
   spoil_everything_in_turn(implementation(), random_problem({100, 130, 2, 2, 4}, scattered(100, 130), dtype()), 9);
 }
@@ -161,11 +168,13 @@ void expect_same_bits(const Results<float>& a, const Results<float>& b) {
 }
 
 TEST_P(AttentionIsolation, B027_SameBitsForAnyThreadsAndEveryTime) {
-  const std::vector<Problem> problems = {
+  std::vector<Problem> problems = {
       random_problem({500, 500, 1, 1, 16}, causal(500, 500), dtype()),
       random_problem({300, 300, 6, 3, 8}, window(300, 100), dtype()),
       random_problem({200, 420, 2, 1, 8}, scattered(200, 420), dtype()),
   };
+  problems.push_back(problems[1]);
+  problems.back().dropout = {.probability = 0.2, .key = 7};
   for (const Problem& p : problems) {
     const Results<float> one = run(implementation(), p, {.threads = 1});
     for (int repeat = 0; repeat < 2; ++repeat)

@@ -84,11 +84,45 @@ TEST(OptimizerStep, SgdMatchesReference) {
   expect_close(compute, expected, "compute_weight");
 }
 
+// The copy that the model reads is the new weight in its own type, and having one changes nothing else.
+TEST(OptimizerStep, TheCopyMayHaveEitherType) {
+  Device device(DeviceKind::cpu, 2);
+  constexpr int64_t kCount = 37;
+  std::vector<std::vector<double>> weights_of[2];
+  for (const DType copy_type : {DType::f32, DType::bf16, DType::i32 /* no copy */}) {
+    const bool copies = copy_type != DType::i32;
+    Operand gradient(DType::f32, Shape{kCount}), adam(DType::f32, Shape{kCount}), m(DType::f32, Shape{kCount}),
+        v(DType::f32, Shape{kCount}), plain(DType::f32, Shape{kCount});
+    Operand copy(copies ? copy_type : DType::f32, Shape{kCount});
+    gradient.random(1), adam.random(2), m.random(3, 0.1), v.constant(0.01), plain.random(4);
+    for (Operand* weight : {&adam, &plain}) {
+      const Tensor out = copies ? copy.tensor() : Tensor();
+      if (weight == &adam)
+        adamw_step(device, {.lr = 0.1, .weight_decay = 0.1, .step = 3}, gradient, *weight, m, v, out);
+      else
+        sgd_step(device, {.lr = 0.1, .weight_decay = 0.1}, gradient, *weight, out);
+      weights_of[weight == &adam].push_back(weight->values());
+      if (!copies) continue;
+      for (size_t i = 0; i < kCount; ++i) {
+        const float w = static_cast<float>(weight->values()[i]);
+        EXPECT_EQ(copy.values()[i], copy_type == DType::f32 ? w : to_float(to_bfloat16(w)));
+      }
+    }
+  }
+  for (const auto& weights : weights_of) {
+    EXPECT_EQ(weights[0], weights[1]);
+    EXPECT_EQ(weights[0], weights[2]);
+  }
+}
+
 TEST(OptimizerStep, RefusesWhatDoesNotFit) {
   Device device(DeviceKind::dry, 1);
   Operand a(DType::f32, Shape{4}), b(DType::f32, Shape{5});
   EXPECT_THROW(adamw_step(device, {}, b, a, a, a, Tensor()), InternalError);
   EXPECT_THROW(adamw_step(device, {}, a, a, a, a, b), InternalError);
+  Operand whole(DType::i32, Shape{4});
+  EXPECT_THROW(adamw_step(device, {}, a, a, a, a, whole), InternalError);
+  EXPECT_THROW(sgd_step(device, {}, a, a, whole), InternalError);
   EXPECT_THROW(adamw_step(device, {.step = 0}, a, a, a, a, Tensor()), InternalError);
 }
 

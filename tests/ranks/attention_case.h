@@ -8,13 +8,17 @@
 #include <cstring>
 #include <gtest/gtest.h>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/philox.h"
 #include "comm/dry/dry_communicator.h"
 #include "comm/threads/thread_world.h"
+#include "config/names.h"
+#include "parallel/balanced_layout.h"
 #include "parallel/context/context_attention.h"
+#include "parallel/context/hierarchy.h"
 #include "parallel/deal.h"
 
 namespace farspan::test {
@@ -155,7 +159,45 @@ struct RankSetup {
   CpCommType comm_type = CpCommType::p2p;
   CpLayout layout = CpLayout::zigzag;
   DType dtype = DType::f32;
-  int groups = 1;  // independent context-parallel groups; group g has the world ranks g, g + groups, ...
+  int groups = 1;     // independent context-parallel groups; group g has the world ranks g, g + groups, ...
+  int64_t inner = 0;  // a2a+p2p: ranks that trade heads; 0: derived
+  AllGatherOptions all_gather = {};
+  AttentionDropout dropout = {};
+};
+
+inline std::string describe(const RankSetup& setup) {
+  return fmt::format("cp {} {} {}", setup.cp, choice_name(setup.comm_type), choice_name(setup.layout));
+}
+
+// One rank's communicators for a communication type; `make` makes one from ranks within the context-parallel group.
+struct RankGroups {
+  std::unique_ptr<Communicator> cp, inner, outer;
+
+  template <typename Make>
+  RankGroups(const AttentionCase& c, const RankSetup& setup, int rank, Make&& make) {
+    const HierarchicalSizes all = {.inner = setup.cp, .outer = 1};
+    cp = make(inner_groups(all)[0]);
+    if (setup.comm_type != CpCommType::a2a_p2p) return;
+    std::vector<int64_t> given;
+    if (setup.inner > 0) given = {setup.inner, setup.cp / setup.inner};
+    const HierarchicalSizes sizes = hierarchical_sizes(given, setup.cp, c.heads, c.kv_heads);
+    inner = make(inner_groups(sizes)[static_cast<size_t>(rank / sizes.inner)]);
+    outer = make(outer_groups(sizes)[static_cast<size_t>(rank % sizes.inner)]);
+  }
+  ContextGroups view() const { return {cp.get(), inner.get(), outer.get()}; }
+
+  // What has moved since the last call.
+  Traffic take_traffic() const {
+    Traffic sum;
+    for (const auto* group : {&cp, &inner, &outer}) {
+      if (*group == nullptr) continue;
+      sum.bytes_sent += (*group)->traffic().bytes_sent;
+      sum.bytes_received += (*group)->traffic().bytes_received;
+      sum.calls += (*group)->traffic().calls;
+      (*group)->reset_traffic();
+    }
+    return sum;
+  }
 };
 
 struct RankRun {
@@ -202,6 +244,7 @@ class LocalAttention {
  public:
   LocalAttention(const AttentionCase& c, const RankSetup& setup, const SequenceLayout& layout, int rank)
       : case_(c),
+        setup_(setup),
         layout_(layout),
         rank_(rank),
         qkv_(setup.dtype, fused_shape()),
@@ -216,7 +259,9 @@ class LocalAttention {
     mask_.hi = hi_.tensor();
     for (int64_t b = 0; b < c.rows(); ++b) {
       mask_.rows.emplace_back(c.documents[static_cast<size_t>(b)], c.rule);
-      deal_mask(layout, rank, mask_.rows.back(), row(mask_.lo, b), row(mask_.hi, b));
+      mask_.layouts.push_back(row_layout(layout, mask_.rows.back()));
+      mask_.row_ids.push_back(1000 + b);
+      deal_mask(mask_.layouts.back(), rank, mask_.rows.back(), row(mask_.lo, b), row(mask_.hi, b));
     }
   }
 
@@ -234,16 +279,15 @@ class LocalAttention {
     scatter(x.d_out, d_out_.tensor());
   }
 
-  void forward(Device& device, Arena& arena, Communicator& cp, CpCommType comm_type) const {
+  void forward(Device& device, Arena& arena, const ContextGroups& groups) const {
     const ProgramScope scope(arena, "forward");
-    ContextAttention(cp, layout_, shape(), comm_type)
-        .forward(device, arena, mask_, query(), key(), value(), out_.tensor(), lse_.tensor());
+    attention(groups).forward(device, arena, mask_, setup_.dropout, query(), key(), value(), out_.tensor(),
+                              lse_.tensor());
   }
-  void backward(Device& device, Arena& arena, Communicator& cp, CpCommType comm_type) const {
+  void backward(Device& device, Arena& arena, const ContextGroups& groups) const {
     const ProgramScope scope(arena, "backward");
-    ContextAttention(cp, layout_, shape(), comm_type)
-        .backward(device, arena, mask_, query(), key(), value(), out_.tensor(), lse_.tensor(), d_out_.tensor(),
-                  d_query(), d_key(), d_value());
+    attention(groups).backward(device, arena, mask_, setup_.dropout, query(), key(), value(), out_.tensor(),
+                               lse_.tensor(), d_out_.tensor(), d_query(), d_key(), d_value());
   }
 
   // Writes this rank's real tokens to the whole rows; returns how many pad outputs are not what they must be.
@@ -253,7 +297,7 @@ class LocalAttention {
     for (int64_t b = 0; b < case_.rows(); ++b)
       for (int64_t head = 0; head < case_.heads; ++head)
         for (int64_t i = 0; i < layout_.local_length(); ++i) {
-          const int64_t q = layout_.position(rank_, i);
+          const int64_t q = position(b, i);
           const float lse = get(lse_.tensor(), {b, head, i});
           if (q < case_.seq_length)
             y.lse[static_cast<size_t>((b * case_.heads + head) * case_.seq_length + q)] = lse;
@@ -264,10 +308,16 @@ class LocalAttention {
   }
 
  private:
+  ContextAttention attention(const ContextGroups& groups) const {
+    return ContextAttention(groups, layout_, shape(), setup_.comm_type, setup_.all_gather);
+  }
+  int64_t position(int64_t b, int64_t i) const { return mask_.layouts[static_cast<size_t>(b)].position(rank_, i); }
   Shape fused_shape() const {
     return {case_.rows(), layout_.local_length(), case_.heads + 2 * case_.kv_heads, case_.head_dim};
   }
-  ContextAttentionShape shape() const { return {case_.heads, case_.kv_heads, case_.head_dim, case_.scale_used()}; }
+  ContextAttentionShape shape() const {
+    return {.heads = case_.heads, .kv_heads = case_.kv_heads, .head_dim = case_.head_dim, .scale = case_.scale_used()};
+  }
   static Tensor heads_of(const OwnedTensor& x, int64_t first, int64_t count) {
     return x.tensor().slice(2, first, first + count);
   }
@@ -284,7 +334,7 @@ class LocalAttention {
   void for_each_element(const Tensor& local, Body&& body) const {
     for (int64_t b = 0; b < local.dim(0); ++b)
       for (int64_t i = 0; i < local.dim(1); ++i) {
-        const int64_t q = layout_.position(rank_, i);
+        const int64_t q = position(b, i);
         for (int64_t head = 0; head < local.dim(2); ++head)
           for (int64_t d = 0; d < local.dim(3); ++d)
             body(q < case_.seq_length
@@ -311,6 +361,7 @@ class LocalAttention {
   }
 
   const AttentionCase& case_;
+  const RankSetup& setup_;
   const SequenceLayout& layout_;
   int rank_;
   OwnedTensor qkv_, d_qkv_, out_, d_out_, lse_, lo_, hi_;
@@ -322,16 +373,17 @@ inline MemoryPlan plan_rank(const AttentionCase& c, const RankSetup& setup, int 
                             Traffic* backward = nullptr) {
   const SequenceLayout layout(setup.layout, c.seq_length, setup.cp);
   const LocalAttention local(c, setup, layout, rank);
-  std::vector<int> ranks;
-  for (int r = 0; r < setup.cp; ++r) ranks.push_back(r);
-  const auto group = make_dry_communicator(Dimension::cp, rank, ranks);
+  const RankGroups groups(c, setup, rank, [&](const std::vector<int>& ranks) {
+    const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+    return make_dry_communicator(Dimension::cp, static_cast<int>(place), ranks);
+  });
   Device device(DeviceKind::dry, 1);
   Arena arena(device);
-  local.forward(device, arena, *group, setup.comm_type);
-  if (forward != nullptr) *forward = group->traffic();
-  group->reset_traffic();
-  local.backward(device, arena, *group, setup.comm_type);
-  if (backward != nullptr) *backward = group->traffic();
+  local.forward(device, arena, groups.view());
+  const Traffic moved_forward = groups.take_traffic();
+  if (forward != nullptr) *forward = moved_forward;
+  local.backward(device, arena, groups.view());
+  if (backward != nullptr) *backward = groups.take_traffic();
   return arena.plan();
 }
 
@@ -350,26 +402,27 @@ inline RankRun run_on_ranks(const AttentionCase& c, const AttentionInputs& input
   run.values.d_value.assign(inputs.key.size(), kUnwritten);
   run.values.lse.assign(static_cast<size_t>(c.rows() * c.heads * c.seq_length), kUnwritten);
   std::vector<int64_t> dirty(cp, 0);
-  run_thread_ranks(setup.cp * setup.groups, 60, [&](int world_rank, ThreadWorld& world) {
+  run_thread_ranks(setup.cp * setup.groups, 60, [&](int world_rank, World& world) {
     const int group_number = world_rank % setup.groups;
-    std::vector<int> ranks;
-    for (int r = 0; r < setup.cp; ++r) ranks.push_back(r * setup.groups + group_number);
-    const auto group = world.group(world_rank, ranks, Dimension::cp);
-    const auto r = static_cast<size_t>(group->rank());
+    const int rank = world_rank / setup.groups;
+    const auto r = static_cast<size_t>(rank);
+    const RankGroups groups(c, setup, rank, [&](std::vector<int> ranks) {
+      for (int& member : ranks) member = member * setup.groups + group_number;
+      return world.group(world_rank, std::move(ranks), Dimension::cp);
+    });
 
-    const MemoryPlan plan = plan_rank(c, setup, group->rank());
-    const LocalAttention local(c, setup, layout, group->rank());
+    const MemoryPlan plan = plan_rank(c, setup, rank);
+    const LocalAttention local(c, setup, layout, rank);
     local.deal_inputs(inputs);
     Device device(DeviceKind::cpu, 1);
     Arena arena(device, plan);
-    local.forward(device, arena, *group, setup.comm_type);
-    const Traffic forward = group->traffic();
-    group->reset_traffic();
-    local.backward(device, arena, *group, setup.comm_type);
-    const Traffic backward = group->traffic();
+    local.forward(device, arena, groups.view());
+    const Traffic forward = groups.take_traffic();
+    local.backward(device, arena, groups.view());
+    const Traffic backward = groups.take_traffic();
     // Once more, in memory that the first pass left dirty: whatever should start from zero must be set to it.
-    local.forward(device, arena, *group, setup.comm_type);
-    local.backward(device, arena, *group, setup.comm_type);
+    local.forward(device, arena, groups.view());
+    local.backward(device, arena, groups.view());
     if (group_number != setup.groups - 1) return;
     run.forward[r] = forward;
     run.backward[r] = backward;

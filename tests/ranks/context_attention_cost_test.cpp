@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What context-parallel attention costs: bytes on the wire and bytes of memory, against the formulas of its header;
-// what it refuses; and how `auto` chooses.
+// What context-parallel attention costs: bytes on the wire and bytes of memory, against the formulas of its header, and
+// what it refuses.
 #include <gmock/gmock.h>
 
 #include "tests/ranks/attention_case.h"
@@ -10,18 +10,90 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr CpCommType kCommTypes[] = {CpCommType::p2p, CpCommType::all_gather};
-constexpr CpLayout kLayouts[] = {CpLayout::zigzag, CpLayout::contiguous};
+constexpr CpCommType kCommTypes[] = {CpCommType::p2p, CpCommType::all_gather, CpCommType::a2a, CpCommType::a2a_p2p};
+constexpr CpCommType kTravelTypes[] = {CpCommType::p2p, CpCommType::all_gather};
+constexpr CpLayout kLayouts[] = {CpLayout::zigzag, CpLayout::contiguous, CpLayout::balanced};
 
-// Two rows; the documents leave many blocks empty, which changes what is computed, not what is sent.
 AttentionCase two_rows(int64_t seq_length) {
   return {.seq_length = seq_length,
-          .documents = {{{0, seq_length}}, documents_of({1, seq_length / 3, seq_length / 2})}};
+          .documents = {{{0, seq_length}}, documents_of({1, seq_length / 3, seq_length - 1 - seq_length / 3})}};
 }
 
-int64_t local_elements(const AttentionCase& c, const RankSetup& setup) {
+AttentionCase causal_row(int64_t seq_length) {
+  return {.seq_length = seq_length, .documents = {documents_of({seq_length})}};
+}
+
+int64_t local_tokens(const AttentionCase& c, const RankSetup& setup) {
+  return c.rows() * SequenceLayout(setup.layout, c.seq_length, setup.cp).local_length();
+}
+
+// Tokens of `owner` that some query of `reader` sees, counted pair by pair. With `members`, of groups of ranks.
+int64_t tokens_seen(const AttentionCase& c, const RankSetup& setup, int reader, int owner, int members = 1) {
   const SequenceLayout layout(setup.layout, c.seq_length, setup.cp);
-  return c.rows() * layout.local_length() * c.kv_heads * c.head_dim;
+  int64_t tokens = 0;
+  for (int64_t b = 0; b < c.rows(); ++b) {
+    const RowLayout dealt = row_layout(layout, IntervalMask(c.documents[static_cast<size_t>(b)], c.rule));
+    std::vector<int> group_of(static_cast<size_t>(layout.padded_length()));
+    for (int rank = 0; rank < setup.cp; ++rank)
+      for (int64_t i = 0; i < layout.local_length(); ++i)
+        group_of[static_cast<size_t>(dealt.position(rank, i))] = rank / members;
+    for (int64_t k = 0; k < c.seq_length; ++k) {
+      if (group_of[static_cast<size_t>(k)] != owner) continue;
+      for (int64_t q = 0; q < c.seq_length; ++q)
+        if (group_of[static_cast<size_t>(q)] == reader && may_see(c, b, q, k)) {
+          ++tokens;
+          break;
+        }
+    }
+  }
+  return tokens;
+}
+
+// N: others' tokens that a rank (or group) sees. M: visits of others to its tokens.
+struct Seen {
+  int64_t by_me = 0;
+  int64_t of_me = 0;
+};
+
+Seen seen(const AttentionCase& c, const RankSetup& setup, int me, int members = 1) {
+  Seen sum;
+  for (int other = 0; other < setup.cp / members; ++other) {
+    if (other == me) continue;
+    sum.by_me += tokens_seen(c, setup, me, other, members);
+    sum.of_me += tokens_seen(c, setup, other, me, members);
+  }
+  return sum;
+}
+
+struct Bytes {
+  int64_t forward = 0;
+  int64_t backward = 0;
+};
+
+Bytes travel_bytes(const Seen& tokens, int64_t kv_heads, int64_t head_dim, DType dtype) {
+  const int64_t keys = 2 * kv_heads * head_dim * size_of(dtype) * tokens.by_me;
+  return {keys, keys + 8 * kv_heads * head_dim * tokens.of_me};
+}
+
+// n ranks with s tokens of all rows each.
+Bytes trade_bytes(const AttentionCase& c, int64_t n, int64_t s, DType dtype) {
+  const int64_t b = size_of(dtype);
+  const int64_t heads = c.heads / n;
+  const int64_t kv_heads = std::max<int64_t>(1, c.kv_heads / n);
+  const int64_t wire = n > c.kv_heads ? 4 : b;
+  return {(n - 1) * s * ((2 * heads + 2 * kv_heads) * c.head_dim * b + 4 * heads),
+          (n - 1) * s * ((3 * heads + 2 * kv_heads) * c.head_dim * b + 8 * heads + 2 * kv_heads * c.head_dim * wire)};
+}
+
+void expect_received(const AttentionCase& c, const RankSetup& setup, int rank, const RankRun& run, Bytes want) {
+  const auto r = static_cast<size_t>(rank);
+  SCOPED_TRACE(fmt::format("{} {} rank {}", describe(setup), name_of(setup.dtype), rank));
+  EXPECT_EQ(run.forward[r].bytes_received, want.forward);
+  EXPECT_EQ(run.backward[r].bytes_received, want.backward);
+  Traffic dry_forward, dry_backward;
+  plan_rank(c, setup, rank, &dry_forward, &dry_backward);
+  EXPECT_EQ(dry_forward.bytes_received, want.forward) << "dry run";
+  EXPECT_EQ(dry_backward.bytes_received, want.backward) << "dry run";
 }
 
 int64_t bytes_of(const MemoryPlan& plan, std::string_view program, Purpose purpose) {
@@ -38,122 +110,221 @@ int64_t bytes_of(const MemoryPlan& plan, std::string_view program, Purpose purpo
   return largest;
 }
 
-TEST(ContextAttentionCost, BytesReceivedEqualTheFormulas) {
+// --- On the wire
+// ------------------------------------------------------------------------------------------------------
+
+TEST(ContextAttentionCost, OnlyKeysThatAreSeenTravel) {
   const AttentionCase c = two_rows(45);
   for (int cp : {1, 2, 3, 8})
-    for (DType dtype : {DType::f32, DType::bf16})
-      for (CpCommType comm_type : kCommTypes)
-        for (CpLayout layout : kLayouts) {
-          const RankSetup setup{.cp = cp, .comm_type = comm_type, .layout = layout, .dtype = dtype};
-          const int64_t forward = (cp - 1) * 2 * local_elements(c, setup) * size_of(dtype);
-          const int64_t backward = (cp - 1) * 2 * local_elements(c, setup) * (size_of(dtype) + 4);
-          const RankRun run = run_on_ranks(c, random_inputs(c, dtype), setup);
-          for (int rank = 0; rank < cp; ++rank) {
-            const auto r = static_cast<size_t>(rank);
-            EXPECT_EQ(run.forward[r].bytes_received, forward) << "cp " << cp << " rank " << rank;
-            EXPECT_EQ(run.forward[r].bytes_sent, forward);
-            EXPECT_EQ(run.backward[r].bytes_received, backward);
-            EXPECT_EQ(run.backward[r].bytes_sent, backward);
-            Traffic dry_forward, dry_backward;
-            plan_rank(c, setup, rank, &dry_forward, &dry_backward);
-            EXPECT_EQ(dry_forward.bytes_received, forward) << "dry run";
-            EXPECT_EQ(dry_backward.bytes_received, backward) << "dry run";
-          }
-        }
+    for (CpLayout layout : kLayouts)
+      for (CpCommType comm_type : kTravelTypes) {
+        const DType dtype = cp == 3 ? DType::bf16 : DType::f32;
+        const RankSetup setup{.cp = cp, .comm_type = comm_type, .layout = layout, .dtype = dtype};
+        const RankRun run = run_on_ranks(c, random_inputs(c, dtype), setup);
+        for (int rank = 0; rank < cp; ++rank)
+          expect_received(c, setup, rank, run, travel_bytes(seen(c, setup, rank), c.kv_heads, c.head_dim, dtype));
+      }
+}
+
+// The plain ring hands every key to every rank: (cp - 1) s tokens each.
+TEST(ContextAttentionCost, CausalZigzagMovesThreeQuartersOfTheRing) {
+  for (int cp : {2, 3, 4, 8, 16})
+    for (CpCommType comm_type : kTravelTypes) {
+      const AttentionCase c = causal_row(40 * cp);
+      const RankSetup setup{.cp = cp, .comm_type = comm_type, .dtype = DType::bf16};
+      const int64_t token = 2 * c.kv_heads * c.head_dim;
+      int64_t forward = 0, backward = 0;
+      for (int rank = 0; rank < cp; ++rank) {
+        Traffic f, b;
+        plan_rank(c, setup, rank, &f, &b);
+        EXPECT_EQ(f.bytes_received, token * 2 * (40 * (cp - 1) - 20 * rank)) << describe(setup) << " rank " << rank;
+        forward += f.bytes_received;
+        backward += b.bytes_received;
+      }
+      const int64_t ring = cp * (cp - 1) * 40 * token;
+      EXPECT_EQ(4 * forward, 3 * ring * 2) << describe(setup);
+      EXPECT_EQ(4 * backward, 3 * ring * (2 + 4)) << describe(setup);
+    }
+}
+
+TEST(ContextAttentionCost, DocumentsThatStayOnOneRankMoveNothing) {
+  const AttentionCase c{.seq_length = 40, .documents = {documents_of({5, 5, 5, 5, 5, 5, 5, 5})}};
+  for (CpLayout layout : {CpLayout::contiguous, CpLayout::balanced})
+    for (CpCommType comm_type : kTravelTypes) {
+      const RankSetup setup{.cp = 4, .comm_type = comm_type, .layout = layout};
+      const RankRun run = run_on_ranks(c, random_inputs(c), setup);
+      for (size_t rank = 0; rank < 4; ++rank) {
+        EXPECT_EQ(run.forward[rank].bytes_received, 0) << describe(setup);
+        EXPECT_EQ(run.backward[rank].bytes_received, 0) << describe(setup);
+        EXPECT_EQ(run.forward[rank].calls + run.backward[rank].calls, 0) << "nobody has anything: nobody calls";
+      }
+    }
+}
+
+TEST(ContextAttentionCost, ARankWithNothingToMoveJoinsEveryCall) {
+  const AttentionCase c{.seq_length = 40, .documents = {documents_of({10, 30})}};
+  for (CpCommType comm_type : kTravelTypes) {
+    const RankSetup setup{.cp = 4, .comm_type = comm_type, .layout = CpLayout::contiguous};
+    const RankRun run = run_on_ranks(c, random_inputs(c), setup);
+    EXPECT_EQ(run.forward[0].bytes_received + run.forward[0].bytes_sent, 0) << describe(setup);
+    EXPECT_GT(run.forward[3].bytes_received, 0) << describe(setup);
+    EXPECT_EQ(run.forward[0].calls, run.forward[3].calls) << describe(setup);
+  }
+}
+
+TEST(ContextAttentionCost, WindowsMoveTheirReachOnly) {
+  AttentionCase c = causal_row(64);
+  c.rule.window = 5;
+  for (CpCommType comm_type : kTravelTypes) {
+    Traffic forward;
+    plan_rank(c, {.cp = 4, .comm_type = comm_type, .layout = CpLayout::contiguous}, 2, &forward);
+    EXPECT_EQ(forward.bytes_received, 4 * 2 * c.kv_heads * c.head_dim * 4) << "four keys before the first query";
+  }
 }
 
 // 1024 tokens of 2 key/value heads of size 64 in bf16, keys and values; expanded to the 8 query heads it would be 4
 // times.
 TEST(ContextAttentionCost, B028_KeyValueHeadsAreNotExpanded) {
-  const AttentionCase c{.seq_length = 4096, .heads = 8, .kv_heads = 2, .head_dim = 64, .documents = {{{0, 4096}}}};
+  AttentionCase c{.seq_length = 4096, .heads = 8, .kv_heads = 2, .head_dim = 64, .documents = {{{0, 4096}}}};
+  c.rule.causal = false;
   Traffic forward;
   plan_rank(c, {.cp = 4, .dtype = DType::bf16}, 0, &forward);
   EXPECT_EQ(forward.bytes_sent, 3 * 524288);
-  EXPECT_EQ(forward.calls, 3);
 }
 
-TEST(ContextAttentionCost, RingMemoryDoesNotDependOnTheGroup) {
-  constexpr int64_t kLocalTokens = 24;
-  for (DType dtype : {DType::f32, DType::bf16})
+TEST(ContextAttentionCost, TradingHeadsMovesWhatTheFormulaSays) {
+  AttentionCase c = two_rows(45);
+  c.heads = 24;
+  c.kv_heads = 4;
+  for (const auto& [cp, dtype] : {std::pair{2, DType::f32}, {4, DType::bf16}, {8, DType::bf16}, {12, DType::f32}})
     for (CpLayout layout : kLayouts) {
-      std::vector<int64_t> peaks;
-      for (int cp : {2, 4, 8}) {
-        const AttentionCase c = two_rows(kLocalTokens * cp);
-        const RankSetup setup{.cp = cp, .layout = layout, .dtype = dtype};
-        const MemoryPlan plan = plan_rank(c, setup, cp - 1);
-        const int64_t elements = local_elements(c, setup);
-        EXPECT_EQ(bytes_of(plan, "forward", Purpose::communication), 2 * 2 * elements * size_of(dtype));
-        EXPECT_EQ(bytes_of(plan, "backward", Purpose::communication), 2 * 2 * elements * (size_of(dtype) + 4));
-        // One fp32 output (bf16 only), as large as the query.
-        EXPECT_EQ(bytes_of(plan, "forward", Purpose::workspace),
-                  dtype == DType::f32 ? 0 : elements / c.kv_heads * c.heads * 4);
-        peaks.push_back(plan.peak_bytes);
-      }
-      EXPECT_EQ(peaks[0], peaks[1]);
-      EXPECT_EQ(peaks[0], peaks[2]);
+      const RankSetup setup{.cp = cp, .comm_type = CpCommType::a2a, .layout = layout, .dtype = dtype};
+      const RankRun run = run_on_ranks(c, random_inputs(c, dtype), setup);
+      for (int rank = 0; rank < cp; ++rank)
+        expect_received(c, setup, rank, run, trade_bytes(c, cp, local_tokens(c, setup), dtype));
     }
 }
 
-TEST(ContextAttentionCost, OneRankPacksAndSendsNothing) {
-  for (DType dtype : {DType::f32, DType::bf16}) {
-    const MemoryPlan plan = plan_rank(two_rows(24), {.cp = 1, .dtype = dtype}, 0);
-    EXPECT_EQ(bytes_of(plan, "forward", Purpose::communication), 0);
-    EXPECT_EQ(bytes_of(plan, "backward", Purpose::communication), 0);
+TEST(ContextAttentionCost, TwoLevelsMoveTheSumOfBoth) {
+  AttentionCase c = two_rows(45);
+  c.heads = 8;
+  c.kv_heads = 2;
+  for (int inner : {2, 4})
+    for (CpLayout layout : kLayouts) {
+      const RankSetup setup{
+          .cp = 8, .comm_type = CpCommType::a2a_p2p, .layout = layout, .dtype = DType::bf16, .inner = inner};
+      const RankRun run = run_on_ranks(c, random_inputs(c, DType::bf16), setup);
+      const Bytes trade = trade_bytes(c, inner, local_tokens(c, setup), DType::bf16);
+      for (int rank = 0; rank < 8; ++rank) {
+        const Bytes travel =
+            travel_bytes(seen(c, setup, rank / inner, inner), std::max(1, 2 / inner), c.head_dim, DType::bf16);
+        expect_received(c, setup, rank, run, {trade.forward + travel.forward, trade.backward + travel.backward});
+      }
+    }
+}
+
+// --- In memory
+// --------------------------------------------------------------------------------------------------------
+
+// 2048 local tokens are four pieces of 512. Three pieces of keys and values in forward, and as many of gradients in
+// backward: less than two whole buffers of each.
+TEST(ContextAttentionCost, TravellingKeysTakeTheSameMemoryWhateverTheGroup) {
+  constexpr int64_t kLocalTokens = 2048;
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (CpLayout layout : kLayouts) {
+      std::vector<int64_t> peaks;
+      for (int cp : {2, 4, 8, 16}) {
+        const AttentionCase c = causal_row(kLocalTokens * cp);
+        const RankSetup setup{.cp = cp, .layout = layout, .dtype = dtype};
+        const MemoryPlan plan = plan_rank(c, setup, cp - 1);
+        const int64_t key_value = 2 * kLocalTokens * c.kv_heads * c.head_dim;
+        EXPECT_EQ(bytes_of(plan, "forward", Purpose::communication), key_value * 3 / 4 * size_of(dtype));
+        EXPECT_EQ(bytes_of(plan, "backward", Purpose::communication), key_value * 3 / 4 * (size_of(dtype) + 4));
+        // One fp32 output (bf16 only), as large as the query.
+        EXPECT_EQ(bytes_of(plan, "forward", Purpose::workspace),
+                  dtype == DType::f32 ? 0 : kLocalTokens * c.heads * c.head_dim * 4);
+        peaks.push_back(plan.peak_bytes);
+      }
+      EXPECT_THAT(peaks, ::testing::Each(peaks[0]));
+    }
+}
+
+TEST(ContextAttentionCost, TheGatherStaysWithinItsLimit) {
+  AttentionCase c = causal_row(256);
+  c.heads = 16;
+  c.kv_heads = 8;
+  const int64_t token = c.head_dim * 32;  // local tokens of one head
+  for (int64_t limit : {int64_t{0}, 300 * token, 2000 * token}) {
+    const RankSetup setup{
+        .cp = 8, .comm_type = CpCommType::all_gather, .dtype = DType::bf16, .all_gather = {.buffer_size = limit}};
+    const MemoryPlan plan = plan_rank(c, setup, 3);
+    const int64_t allowed = limit > 0 ? limit : c.heads * token * (3 * 2 + 4);
+    // One head at least: 7 ranks' keys and values, 3 buffers of bf16 and as many of fp32.
+    const int64_t one_head = 7 * 2 * token * 3 * (2 + 4);
+    EXPECT_LE(bytes_of(plan, "forward", Purpose::communication), std::max(allowed, one_head)) << limit;
+    EXPECT_LE(bytes_of(plan, "backward", Purpose::communication), std::max(allowed, one_head)) << limit;
+    EXPECT_GT(bytes_of(plan, "backward", Purpose::communication), 0);
   }
+}
+
+TEST(ContextAttentionCost, OneRankPacksAndSendsNothing) {
+  for (CpCommType comm_type : kCommTypes)
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      const MemoryPlan plan = plan_rank(two_rows(24), {.cp = 1, .comm_type = comm_type, .dtype = dtype}, 0);
+      EXPECT_EQ(bytes_of(plan, "forward", Purpose::communication), 0);
+      EXPECT_EQ(bytes_of(plan, "backward", Purpose::communication), 0);
+    }
 }
 
 // Plans are made before data is seen: what is taken, and in which order, must not depend on the mask.
 TEST(ContextAttentionCost, TakesDoNotDependOnTheMask) {
-  for (CpCommType comm_type : kCommTypes) {
-    const RankSetup setup{.cp = 4, .comm_type = comm_type, .dtype = DType::bf16};
-    AttentionCase packed = two_rows(40);
-    AttentionCase padding = packed;
-    padding.documents = {{}, {}};
-    AttentionCase full = packed;
-    full.rule.causal = false;
-    const MemoryPlan plan = plan_rank(packed, setup, 1);
-    for (const AttentionCase& other : {padding, full}) {
-      const MemoryPlan found = plan_rank(other, setup, 1);
-      ASSERT_EQ(found.programs.size(), plan.programs.size());
-      for (size_t p = 0; p < plan.programs.size(); ++p) {
-        ASSERT_EQ(found.programs[p].events.size(), plan.programs[p].events.size());
-        for (size_t e = 0; e < plan.programs[p].events.size(); ++e) {
-          EXPECT_EQ(found.programs[p].events[e].release, plan.programs[p].events[e].release);
-          EXPECT_EQ(found.programs[p].events[e].buffer, plan.programs[p].events[e].buffer);
+  for (CpCommType comm_type : kCommTypes)
+    for (CpLayout layout : {CpLayout::zigzag, CpLayout::balanced}) {
+      const RankSetup setup{.cp = 4, .comm_type = comm_type, .layout = layout, .dtype = DType::bf16};
+      AttentionCase packed = two_rows(40);
+      AttentionCase padding = packed;
+      padding.documents = {{}, {}};
+      AttentionCase full = packed;
+      full.rule.causal = false;
+      const MemoryPlan plan = plan_rank(packed, setup, 1);
+      for (const AttentionCase& other : {padding, full}) {
+        const MemoryPlan found = plan_rank(other, setup, 1);
+        ASSERT_EQ(found.programs.size(), plan.programs.size());
+        for (size_t p = 0; p < plan.programs.size(); ++p) {
+          ASSERT_EQ(found.programs[p].events.size(), plan.programs[p].events.size());
+          for (size_t e = 0; e < plan.programs[p].events.size(); ++e) {
+            EXPECT_EQ(found.programs[p].events[e].release, plan.programs[p].events[e].release);
+            EXPECT_EQ(found.programs[p].events[e].buffer, plan.programs[p].events[e].buffer);
+          }
+          for (size_t i = 0; i < plan.programs[p].buffers.size(); ++i)
+            EXPECT_EQ(found.programs[p].buffers[i].bytes, plan.programs[p].buffers[i].bytes);
         }
-        for (size_t i = 0; i < plan.programs[p].buffers.size(); ++i)
-          EXPECT_EQ(found.programs[p].buffers[i].bytes, plan.programs[p].buffers[i].bytes);
       }
     }
-  }
 }
 
-TEST(ContextAttentionCost, SchedulesThatAreNotHereAreRefusedByName) {
+// --- Refused
+// ----------------------------------------------------------------------------------------------------------
+
+TEST(ContextAttentionCost, B008_HeadsThatDoNotDivideAreRefusedWithTheDegreesThatWork) {
   const SequenceLayout layout(CpLayout::zigzag, 16, 2);
   const auto group = make_dry_communicator(Dimension::cp, 0, {0, 1});
-  for (const auto& [type, name] : {std::pair{CpCommType::a2a, "a2a found"}, std::pair{CpCommType::a2a_p2p, "a2a+p2p"},
-                                   std::pair{CpCommType::automatic, "auto"}}) {
-    try {
-      ContextAttention(*group, layout, {4, 2, 8, 1}, type);
-      FAIL() << name << " was accepted";
-    } catch (const ConfigError& error) {
-      EXPECT_THAT(error.what(), HasSubstr(name));
-      EXPECT_THAT(error.what(), HasSubstr("p2p and all_gather"));
-    }
+  try {
+    ContextAttention({.cp = group.get()}, layout, {.heads = 12, .kv_heads = 3, .head_dim = 8}, CpCommType::a2a);
+    FAIL() << "12 and 3 heads over 2 ranks were accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("12 query heads and 3 key/value heads"));
+    EXPECT_THAT(error.what(), HasSubstr("2 ranks"));
+    EXPECT_THAT(error.what(), HasSubstr("1, 3, 6 or 12"));
   }
 }
 
-TEST(ContextAttentionCost, AutoGathersWhileTheGatherIsSmall) {
-  auto chosen = [](int cp, int64_t heads, int64_t kv_heads) {
-    return choose_cp_comm_type(CpCommType::automatic, SequenceLayout(CpLayout::zigzag, 4096, cp),
-                               {heads, kv_heads, 64, 1}, DType::bf16);
-  };
-  EXPECT_EQ(chosen(2, 32, 8), CpCommType::all_gather);  // 2 * 2 * 8 * 6 = 192 against 32 * 10 = 320
-  EXPECT_EQ(chosen(4, 32, 8), CpCommType::p2p);         // 384
-  EXPECT_EQ(chosen(8, 32, 2), CpCommType::all_gather);  // 192
-  EXPECT_EQ(chosen(2, 32, 32), CpCommType::p2p);        // 768
-  EXPECT_EQ(choose_cp_comm_type(CpCommType::p2p, SequenceLayout(CpLayout::zigzag, 64, 2), {32, 2, 64, 1}, DType::f32),
-            CpCommType::p2p);
+TEST(ContextAttentionCost, AutoIsResolvedBeforehand) {
+  const SequenceLayout layout(CpLayout::zigzag, 16, 2);
+  const auto group = make_dry_communicator(Dimension::cp, 0, {0, 1});
+  EXPECT_THROW(
+      ContextAttention({.cp = group.get()}, layout, {.heads = 4, .kv_heads = 2, .head_dim = 8}, CpCommType::automatic),
+      InternalError);
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ struct Outcome {
   double seconds = 0;
 };
 
-Outcome run(int size, double timeout, const std::function<void(int, ThreadWorld&)>& body) {
+Outcome run(int size, double timeout, const std::function<void(int, World&)>& body) {
   const Clock::time_point start = Clock::now();
   try {
     run_thread_ranks(size, timeout, body);
@@ -59,7 +59,7 @@ Outcome run(int size, double timeout, const std::function<void(int, ThreadWorld&
 std::vector<std::string> messages_of(int size, const std::function<void(Communicator&)>& body) {
   std::vector<std::string> messages(static_cast<size_t>(size));
   std::atomic<int> over = 0;
-  const Outcome outcome = run(size, kLongTimeout, [&](int rank, ThreadWorld& world) {
+  const Outcome outcome = run(size, kLongTimeout, [&](int rank, World& world) {
     const auto group = world.group(rank, all_ranks(size), Dimension::cp);
     try {
       body(*group);
@@ -138,7 +138,7 @@ TEST(Failures, ExchangeWithoutACounterpartNamesBothSides) {
 }
 
 TEST(Failures, TimeOutNamesTheCallAndTheMissingRank) {
-  const Outcome outcome = run(4, 0.3, [](int rank, ThreadWorld& world) {
+  const Outcome outcome = run(4, 0.3, [](int rank, World& world) {
     const auto group = world.group(rank, all_ranks(4), Dimension::cp);
     std::vector<float> part(256), whole(1024);
     world.set_position(rank, fmt::format("step 3, layer {} forward", rank));
@@ -161,7 +161,7 @@ TEST(Failures, TimeOutNamesTheCallAndTheMissingRank) {
 }
 
 TEST(Failures, TimeOutOfARankThatPostedButNeverWaits) {
-  const Outcome outcome = run(2, 0.3, [](int rank, ThreadWorld& world) {
+  const Outcome outcome = run(2, 0.3, [](int rank, World& world) {
     const auto group = world.group(rank, {0, 1}, Dimension::cp);
     std::vector<float> out(4), in(4);
     const Message send{1 - rank, view(out)}, receive{1 - rank, view(in)};
@@ -222,7 +222,7 @@ TEST(Failures, B112_ARankThrowsAndAllEndWithItsMessage) {
   for (const std::string place : {"loader", "forward", "checkpoint"}) {
     SCOPED_TRACE(place);
     std::atomic<int> left = 0;
-    const Outcome outcome = run(4, kLongTimeout, [&](int rank, ThreadWorld& world) {
+    const Outcome outcome = run(4, kLongTimeout, [&](int rank, World& world) {
       struct Leaves {
         std::atomic<int>& count;
         ~Leaves() { ++count; }
@@ -256,7 +256,7 @@ TEST(Failures, B112_ARankThrowsAndAllEndWithItsMessage) {
 
 // The peer's wait ends when the failing rank takes its memory back, before the failing rank's own exception arrives.
 TEST(Failures, TheCauseIsReportedNotTheConsequence) {
-  const Outcome outcome = run(2, kLongTimeout, [](int rank, ThreadWorld& world) {
+  const Outcome outcome = run(2, kLongTimeout, [](int rank, World& world) {
     const auto group = world.group(rank, {0, 1}, Dimension::cp);
     std::vector<float> x(100);
     struct SlowToUnwind {
@@ -273,7 +273,7 @@ TEST(Failures, TheCauseIsReportedNotTheConsequence) {
 // Rank 0 offers memory, throws, and frees it while the others may be copying from it. The sanitizers watch.
 TEST(Failures, MemoryIsNotReadAfterItsRankUnwound) {
   for (int turn = 0; turn < 20; ++turn) {
-    const Outcome outcome = run(4, kLongTimeout, [&](int rank, ThreadWorld& world) {
+    const Outcome outcome = run(4, kLongTimeout, [&](int rank, World& world) {
       const auto group = world.group(rank, all_ranks(4), Dimension::cp);
       std::vector<float> part(50'000, 1), whole(200'000);
       Work work = group->all_gather(view(part), view(whole), "gather");
@@ -288,7 +288,7 @@ TEST(Failures, MemoryIsNotReadAfterItsRankUnwound) {
 }
 
 TEST(Failures, ARankThatEndsEarlyIsNamed) {
-  const Outcome outcome = run(3, kLongTimeout, [](int rank, ThreadWorld& world) {
+  const Outcome outcome = run(3, kLongTimeout, [](int rank, World& world) {
     const auto group = world.group(rank, all_ranks(3), Dimension::dp);
     std::vector<float> x(10);
     group->all_reduce(view(x), "step 1").wait();
@@ -302,22 +302,22 @@ TEST(Failures, ARankThatEndsEarlyIsNamed) {
 }
 
 TEST(Failures, OtherExceptionsBecomeInternalErrors) {
-  const Outcome standard = run(2, kLongTimeout, [](int rank, ThreadWorld& world) {
+  const Outcome standard = run(2, kLongTimeout, [](int rank, World& world) {
     const auto group = world.group(rank, {0, 1}, Dimension::cp);
     if (rank == 1) throw std::out_of_range("index 9 of 9");
     group->barrier("end");
   });
   EXPECT_EQ(standard.kind, ErrorKind::internal);
   EXPECT_EQ(standard.message, "rank 1: index 9 of 9");
-  const Outcome unknown = run(2, kLongTimeout, [](int, ThreadWorld&) { throw 7; });
+  const Outcome unknown = run(2, kLongTimeout, [](int, World&) { throw 7; });
   EXPECT_EQ(unknown.kind, ErrorKind::internal);
   EXPECT_THAT(unknown.message, HasSubstr("unknown type"));
-  EXPECT_THROW(run_thread_ranks(2, kLongTimeout, [](int, ThreadWorld&) { throw ConfigError("no"); }), ConfigError);
+  EXPECT_THROW(run_thread_ranks(2, kLongTimeout, [](int, World&) { throw ConfigError("no"); }), ConfigError);
 }
 
 TEST(Failures, ALoneRankFailsLikeTheOthers) {
   const std::thread::id caller = std::this_thread::get_id();
-  const Outcome outcome = run(1, kLongTimeout, [&](int rank, ThreadWorld&) {
+  const Outcome outcome = run(1, kLongTimeout, [&](int rank, World&) {
     EXPECT_EQ(rank, 0);
     EXPECT_EQ(std::this_thread::get_id(), caller);
     throw DataError("empty file");
@@ -327,7 +327,7 @@ TEST(Failures, ALoneRankFailsLikeTheOthers) {
 }
 
 TEST(Failures, AnAbortWithoutAnExceptionStillFailsTheJob) {
-  const Outcome outcome = run(2, kLongTimeout, [](int rank, ThreadWorld& world) {
+  const Outcome outcome = run(2, kLongTimeout, [](int rank, World& world) {
     const auto group = world.group(rank, {0, 1}, Dimension::cp);
     if (rank == 1) {
       world.abort(1, "stopped by a signal");
@@ -339,7 +339,7 @@ TEST(Failures, AnAbortWithoutAnExceptionStillFailsTheJob) {
 }
 
 TEST(Failures, AWorkDestroyedWithoutWaitIsReported) {
-  const Outcome outcome = run(2, kLongTimeout, [](int rank, ThreadWorld& world) {
+  const Outcome outcome = run(2, kLongTimeout, [](int rank, World& world) {
     const auto group = world.group(rank, {0, 1}, Dimension::cp);
     std::vector<float> x(10);
     Work work = group->all_reduce(view(x), "forgotten");
@@ -367,7 +367,7 @@ TEST(Failures, WrongTensorsAreInternalErrorsInEveryBackend) {
     EXPECT_EQ(group.traffic().calls, 0);
   };
   check(*make_dry_communicator(Dimension::cp, 1, {0, 1}));
-  run_thread_ranks(2, kLongTimeout, [&](int rank, ThreadWorld& world) {
+  run_thread_ranks(2, kLongTimeout, [&](int rank, World& world) {
     const auto group = world.group(rank, {0, 1}, Dimension::cp);
     check(*group);
     std::vector<float> x(20);
@@ -384,7 +384,7 @@ TEST(Failures, WrongTensorsAreInternalErrorsInEveryBackend) {
 
 TEST(Failures, ReportTellsWhoWaitsAndWhoIsMissing) {
   std::string report;
-  run_thread_ranks(3, kLongTimeout, [&](int rank, ThreadWorld& world) {
+  run_thread_ranks(3, kLongTimeout, [&](int rank, World& world) {
     const auto group = world.group(rank, all_ranks(3), Dimension::cp);
     world.set_position(rank, "step 3, layer 5 backward");
     std::vector<float> x(10);
@@ -413,7 +413,7 @@ TEST(Recorder, KeepsTheLatestOperations) {
     recorder.set_position(fmt::format("step {}", i));
     tickets.push_back(recorder.record("cp group [0, 1]", i, Operation::all_gather, fmt::format("call {}", i), 8 * i));
   }
-  for (int64_t i = 0; i < total; i += 2) recorder.set_progress(tickets[static_cast<size_t>(i)], Progress::done);
+  for (int64_t i = 0; i < total; i += 2) recorder.set_progress(tickets[static_cast<size_t>(i)], CallProgress::done);
   const std::vector<OperationRecord> latest = recorder.latest();
   ASSERT_EQ(static_cast<int64_t>(latest.size()), Recorder::kCapacity);
   for (size_t i = 0; i < latest.size(); ++i) {
@@ -422,7 +422,7 @@ TEST(Recorder, KeepsTheLatestOperations) {
     EXPECT_EQ(latest[i].label, fmt::format("call {}", number));
     EXPECT_EQ(latest[i].bytes, 8 * number);
     EXPECT_EQ(latest[i].position, fmt::format("step {}", number));
-    EXPECT_EQ(latest[i].progress, number % 2 == 0 ? Progress::done : Progress::posted);
+    EXPECT_EQ(latest[i].progress, number % 2 == 0 ? CallProgress::done : CallProgress::posted);
   }
   EXPECT_EQ(recorder.latest(3).size(), 3u);
   EXPECT_EQ(recorder.whereabouts(),
@@ -438,7 +438,7 @@ TEST(FailuresDeathTest, AStuckRankDoesNotKeepTheProcess) {
     std::atomic<bool> in_the_loop = false;
     run_thread_ranks(
         3, kLongTimeout,
-        [&](int rank, ThreadWorld& world) {
+        [&](int rank, World& world) {
           const auto group = world.group(rank, all_ranks(3), Dimension::cp);
           world.set_position(rank, "step 2, loader");
           group->barrier("start");

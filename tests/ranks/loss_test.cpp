@@ -52,7 +52,7 @@ TEST(Loss, B057_ABatchWithoutTargetsMovesNothingAndReportsNoLoss) {
   EXPECT_EQ(none.steps[0].totals.targets, 0);
   const Outcome normal = train(with_cp(config, 2), 2, rows({{12}}));
   EXPECT_NE(none.weights, normal.weights);
-  for (float weight : none.weights[0]) EXPECT_TRUE(std::isfinite(weight));
+  for (float weight : none.weights) EXPECT_TRUE(std::isfinite(weight));
   config.optimizer.lr = 0;
   EXPECT_EQ(none.weights, train(with_cp(config, 2), 2, rows({{12}})).weights) << "the start, untouched";
 }
@@ -165,31 +165,31 @@ TEST(Loss, B118_TokensAreCountedOnceInEveryLayout) {
 
 TEST(Loss, B120_AttentionWorkCountsVisiblePairsOnly) {
   Config config = model_m(64);
-  EXPECT_EQ(train(config, 1, one_document_rows(1, 64)).steps[0].totals.visible_pairs, 64 * 65 / 2);
-  EXPECT_EQ(train(with_cp(config, 4), 4, rows({{16, 16, 16, 16}})).steps[0].totals.visible_pairs, 4 * 16 * 17 / 2);
+  EXPECT_EQ(train(config, 1, one_document_rows(1, 64)).steps[0].totals.layer_pairs, 2 * 64 * 65 / 2);
+  EXPECT_EQ(train(with_cp(config, 4), 4, rows({{16, 16, 16, 16}})).steps[0].totals.layer_pairs, 2 * 4 * 16 * 17 / 2);
 }
 
 TEST(Optimizer, B077_AGradientThatIsNotFiniteSkipsTheStepAndAHugeOneDoesNot) {
   Config config = model_m(12);
   config.optimizer.clip_grad = 1;
   const Job job = make_job(config, 1, RunKind::train, one_document_rows(1, 12));
-  run_job(job, [&](RankTrainer& trainer, ThreadWorld&) {
+  run_job(job, [&](RankTrainer& trainer, World&) {
     trainer.initialise_weights();
-    WeightState& state = trainer.weights();
-    const std::vector<float> before = copy_of(state.master);
-    float* gradients = state.gradients.tensor().data<float>();
+    ParameterStore& store = trainer.store();
+    const Tensor weights = store.state(StateKind::weights);
+    const std::vector<float> before = copy_of(weights);
     const auto update = [&](float value) {
-      std::fill_n(gradients, state.gradients.tensor().numel(), 0.0f);
-      gradients[3] = value;
-      return update_weights(*trainer.context().device, job.config.optimizer, trainer.parameters(), 1, 0, state);
+      store.begin_step(1);
+      store.state(StateKind::gradients).data<float>()[3] = value;
+      return store.update(1, 0);
     };
     EXPECT_TRUE(update(std::numeric_limits<float>::infinity()).skipped);
     EXPECT_TRUE(update(std::numeric_limits<float>::quiet_NaN()).skipped);
-    EXPECT_EQ(copy_of(state.master), before);
+    EXPECT_EQ(copy_of(weights), before);
     const UpdateResult huge = update(2e22f);
     EXPECT_FALSE(huge.skipped);
     EXPECT_NEAR(huge.gradient_norm / 2e22, 1, 1e-6);
-    EXPECT_NEAR(state.master.tensor().data<float>()[3], before[3] - 0.1, 1e-5) << "clipped to norm 1, lr 0.1";
+    EXPECT_NEAR(weights.data<float>()[3], before[3] - 0.1, 1e-5) << "clipped to norm 1, lr 0.1";
   });
 }
 
@@ -201,13 +201,12 @@ TEST(Optimizer, B073_DecayFallsOnMatricesOnly) {
   config.model.add_qkv_bias = true;
   config.model.qk_layernorm = true;
   const Job job = make_job(config, 1, RunKind::train, one_document_rows(1, 12));
-  run_job(job, [&](RankTrainer& trainer, ThreadWorld&) {
+  run_job(job, [&](RankTrainer& trainer, World&) {
     trainer.initialise_weights();
-    WeightState& state = trainer.weights();
-    const std::vector<float> before = copy_of(state.master);
-    std::fill_n(state.gradients.tensor().data<float>(), state.gradients.tensor().numel(), 0.0f);
-    update_weights(*trainer.context().device, job.config.optimizer, trainer.parameters(), 1, 0, state);
-    const std::vector<float> after = copy_of(state.master);
+    const std::vector<float> before = copy_of(trainer.store().state(StateKind::weights));
+    trainer.store().begin_step(1);
+    trainer.store().update(1, 0);
+    const std::vector<float> after = copy_of(trainer.store().state(StateKind::weights));
     for (const Parameter& parameter : trainer.parameters().parameters()) {
       const bool matrix = parameter.shape.rank() == 2;
       for (int64_t i = parameter.offset; i < parameter.offset + parameter.shape.numel(); ++i) {

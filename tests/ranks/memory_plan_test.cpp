@@ -80,9 +80,10 @@ TEST(MemoryPlan, TheRingsLiveBytesDoNotDependOnCp) {
         make_job(with_cp(model_m(256 * cp), cp), static_cast<int>(cp), RunKind::train, one_document_rows(1, 256 * cp));
     return largest(job.records[0].memory, Purpose::communication);
   };
-  EXPECT_GT(ring(2), 0);
-  EXPECT_EQ(ring(4), ring(2));
-  EXPECT_EQ(ring(8), ring(2));
+  EXPECT_GT(ring(3), 0);
+  EXPECT_EQ(ring(4), ring(3));
+  EXPECT_EQ(ring(8), ring(3));
+  EXPECT_LE(ring(2), ring(3));
 }
 
 TEST(MemoryPlan, PoliciesOrderAsTheyShould) {
@@ -138,37 +139,41 @@ TEST(MemoryPlan, APlanLargerThanTheLimitIsRefusedWithTheNumbers) {
   }
 }
 
-// docs: received per rank and row, forward (cp-1) 2 s K D b, backward (cp-1) 2 s K D (b + 4); gradients
-// 2 bytes (n-1)/n. Counted by the running ranks, by the dry ones, and by formula.
+// parallel/context/context_attention.h: under a causal zigzag p2p moves three quarters of the keys and values that a
+// plain ring would, (cp - 1) 2 s K D b a rank, and as much of their fp32 gradients. optim/parameter_store.h: gradients
+// 2 bytes (n - 1) / n. Counted by the running ranks, by the dry ones, and by formula.
 TEST(Bytes, CountersEqualTheFormulas) {
   for (const auto& [precision, b] : {std::pair{Precision::fp32, 4}, std::pair{Precision::bf16, 2}}) {
-    for (CpCommType type : {CpCommType::p2p, CpCommType::all_gather}) {
-      Config config = with_cp(model_m(96), 4, type);
-      config.training.precision = precision;
-      const Job job = make_job(config, 4, RunKind::train, one_document_rows(1, 96));
-      const int64_t s = 96 / 4;
-      const int64_t kd = 2 * 8;
-      const int64_t cp_bytes = 2 /* layers */ * 3 * (2 * s * kd * b + 2 * s * kd * (b + 4));
-      std::array<Traffic, 4> cp{};
-      std::array<Traffic, 4> sum{};
-      run_job(job, [&](RankTrainer& trainer, ThreadWorld&) {
-        trainer.initialise_weights();
-        trainer.train_step(1, false);
-        const size_t rank = static_cast<size_t>(trainer.context().rank);
-        cp[rank] = trainer.context().group(Dimension::cp).traffic();
-        sum[rank] = trainer.context().group(Dimension::dp_cp).traffic();
-      });
-      int64_t received = 0;
-      for (size_t rank = 0; rank < 4; ++rank) {
-        EXPECT_EQ(cp[rank].bytes_received, cp_bytes);
-        EXPECT_EQ(cp[rank].bytes_sent, cp_bytes);
-        EXPECT_EQ(job.records[rank].micro_batch.traffic[static_cast<size_t>(Dimension::cp)].bytes_received, cp_bytes);
-        received += sum[rank].bytes_received;
-      }
-      const int64_t gradient_bytes = ParameterTable(job.config.model).flat_elements() * 4;
-      const int64_t three_loss_numbers = 3 * 8;
-      EXPECT_EQ(received, 2 * 3 * (gradient_bytes + three_loss_numbers)) << "all ranks together: 2 bytes (n - 1)";
+    Config config = with_cp(model_m(96), 4, CpCommType::p2p);
+    config.training.precision = precision;
+    const Job job = make_job(config, 4, RunKind::train, one_document_rows(1, 96));
+    std::array<Traffic, 4> cp{};
+    std::array<Traffic, 4> sum{};
+    run_job(job, [&](RankTrainer& trainer, World&) {
+      trainer.initialise_weights();
+      trainer.train_step(1, false);
+      const size_t rank = static_cast<size_t>(trainer.context().rank);
+      cp[rank] = trainer.context().traffic(Dimension::cp);
+      sum[rank] = trainer.context().traffic(Dimension::dp_cp);
+    });
+    int64_t cp_received = 0;
+    int64_t cp_sent = 0;
+    int64_t gradients_received = 0;
+    for (size_t rank = 0; rank < 4; ++rank) {
+      const Traffic& dry = job.records[rank].micro_batch.traffic[static_cast<size_t>(Dimension::cp)];
+      EXPECT_EQ(dry.bytes_received, cp[rank].bytes_received);
+      EXPECT_EQ(dry.bytes_sent, cp[rank].bytes_sent);
+      cp_received += cp[rank].bytes_received;
+      cp_sent += cp[rank].bytes_sent;
+      gradients_received += sum[rank].bytes_received;
     }
+    const int64_t layers = 2;
+    const int64_t key_value = 2 * (96 / 4) * 2 * 8;  // elements of a rank's keys and values
+    const int64_t plain = 4 * 3 * (key_value * b + key_value * (b + 4));
+    EXPECT_EQ(cp_received, layers * plain * 3 / 4);
+    EXPECT_EQ(cp_sent, cp_received);
+    const int64_t gradient_bytes = ParameterTable(job.config.model).flat_elements() * 4;
+    EXPECT_EQ(gradients_received, 2 * 3 * gradient_bytes) << "all ranks together: 2 bytes (n - 1)";
   }
 }
 

@@ -106,18 +106,19 @@ inline std::shared_ptr<const Dataset> one_document_rows(int64_t rows, int64_t le
 
 struct Outcome {
   std::vector<StepReport> steps;
-  double gradient_norm = 0;                   // of the last step
-  std::vector<std::vector<float>> gradients;  // of every rank, flat, of the last step
-  std::vector<std::vector<float>> weights;    // of every rank, flat, after the last step
-  std::vector<int64_t> highest_bytes;         // of every rank
-  std::vector<MemoryPlan> plans;              // of every rank
+  double gradient_norm = 0;            // of the last step
+  std::vector<float> gradients;        // whole, flat as of one rank, of the first step: all start from the same weights
+  std::vector<float> weights;          // likewise, after the last step
+  bool ranks_agree = false;            // every copy of a gradient or a weight holds these values
+  std::vector<int64_t> highest_bytes;  // of every rank
+  std::vector<MemoryPlan> plans;       // of every rank
   std::optional<double> evaluation;
-  std::shared_ptr<const ParameterTable> table;
+  std::shared_ptr<const ParameterTable> table;  // of one rank
 };
 
 inline Config with_cp(Config config, int64_t cp, CpCommType type = CpCommType::p2p) {
   config.parallel.context_parallel_size = cp;
-  config.parallel.cp_comm_type = type;
+  config.parallel.cp_comm_type = {type};
   return config;
 }
 
@@ -129,22 +130,30 @@ inline Outcome train(const Config& config, int ranks, const std::shared_ptr<cons
                      int64_t steps = 1) {
   const Job job = make_job(config, ranks, RunKind::train, dataset);
   Outcome outcome;
-  outcome.gradients.resize(static_cast<size_t>(ranks));
-  outcome.weights.resize(static_cast<size_t>(ranks));
   outcome.highest_bytes.resize(static_cast<size_t>(ranks));
   for (const RankRecord& record : job.records) outcome.plans.push_back(record.memory);
   outcome.table = std::make_shared<ParameterTable>(job.config.model);
-  run_job(job, [&](RankTrainer& trainer, ThreadWorld&) {
+  run_job(job, [&](RankTrainer& trainer, World&) {
     const size_t rank = static_cast<size_t>(trainer.context().rank);
     trainer.initialise_weights();
+    std::vector<float> gradients;
+    bool agree = true;
     for (int64_t step = 1; step <= steps; ++step) {
       const StepReport report = trainer.train_step(step, false);
       if (rank == 0) outcome.steps.push_back(report);
+      if (step > 1) continue;
+      gradients = trainer.whole_values(StateKind::gradients);
+      agree = trainer.ranks_hold(StateKind::gradients, gradients);
     }
-    outcome.gradients[rank] = copy_of(trainer.weights().gradients);
-    outcome.weights[rank] = copy_of(trainer.weights().master);
+    std::vector<float> weights = trainer.whole_values(StateKind::weights);
+    agree = trainer.ranks_hold(StateKind::weights, weights) && agree;
     const BatchTotals evaluation = trainer.evaluate(Split::train, 1);
-    if (rank == 0) outcome.evaluation = evaluation.loss;
+    if (rank == 0) {
+      outcome.gradients = std::move(gradients);
+      outcome.weights = std::move(weights);
+      outcome.ranks_agree = agree;
+      outcome.evaluation = evaluation.loss;
+    }
     outcome.highest_bytes[rank] = trainer.context().arena->highest_byte();
   });
   outcome.gradient_norm = outcome.steps.back().gradient_norm;
@@ -190,11 +199,14 @@ inline void expect_same_training(const Outcome& actual, const Outcome& expected,
     }
     EXPECT_EQ(actual.steps[i].totals.targets, expected.steps[i].totals.targets) << what;
   }
-  for (size_t rank = 0; rank < actual.gradients.size(); ++rank) {
-    const Worst gradient = worst_parameter(*expected.table, actual.gradients[rank], expected.gradients[0]);
-    EXPECT_LE(gradient.relative, kSignalTolerance) << what << ", rank " << rank << ", gradient of " << gradient.name;
-    const Worst weight = worst_parameter(*expected.table, actual.weights[rank], expected.weights[0]);
-    EXPECT_LE(weight.relative, kSignalTolerance) << what << ", rank " << rank << ", weight " << weight.name;
+  EXPECT_TRUE(actual.ranks_agree) << what;
+  const Worst gradient = worst_parameter(*expected.table, actual.gradients, expected.gradients);
+  EXPECT_LE(gradient.relative, kSignalTolerance) << what << ", gradient of " << gradient.name;
+  const Worst weight = worst_parameter(*expected.table, actual.weights, expected.weights);
+  EXPECT_LE(weight.relative, kSignalTolerance) << what << ", weight " << weight.name;
+  ASSERT_EQ(actual.evaluation.has_value(), expected.evaluation.has_value()) << what;
+  if (expected.evaluation) {
+    EXPECT_NEAR(*actual.evaluation / *expected.evaluation, 1, kSignalTolerance) << what;
   }
 }
 

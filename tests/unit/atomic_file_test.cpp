@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "io/file_map.h"
-#include "tests/unit/scratch_folder.h"
+#include "tests/scratch_folder.h"
 
 namespace farspan {
 namespace {

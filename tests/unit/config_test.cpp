@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // From text to a configuration and back: numbers, files, flags, presets, origins, the command line.
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <limits>
 #include <map>
 #include <set>
+#include <sys/stat.h>
 
 #include "base/error.h"
 #include "config/command_line.h"
@@ -15,50 +14,25 @@
 #include "config/load.h"
 #include "config/presets.h"
 #include "config/value_text.h"
+#include "tests/scratch_folder.h"
 
 namespace farspan {
 namespace {
 
+using test::message_of;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 
-// A YAML file in a folder of this test program that goes when the object does.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(const std::string& text, const std::string& name = "legal.yaml") {
-    std::string pattern = (std::filesystem::temp_directory_path() / "farspan-config-XXXXXX").string();
-    folder_ = mkdtemp(pattern.data());
-    path_ = folder_ + "/" + name;
-    std::ofstream(path_, std::ios::binary) << text;
-  }
-  ~TemporaryFile() { std::filesystem::remove_all(folder_); }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string folder_, path_;
-};
-
 Config load_text(const std::string& yaml, const Overrides& overrides = {}) {
-  return load_config(TemporaryFile(yaml).path(), overrides);
-}
-
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "no ConfigError was thrown";
-  return "";
+  const test::ScratchFolder folder;
+  return load_config(folder.write("legal.yaml", yaml), overrides);
 }
 
 std::string load_error(const std::string& yaml, const Overrides& overrides = {}) {
-  return message_of([&] { load_text(yaml, overrides); });
+  return message_of<ConfigError>([&] { load_text(yaml, overrides); });
 }
 
 // Every key's value as text.
@@ -107,7 +81,11 @@ TEST(Numbers, BytesTakeAUnit) {
   EXPECT_EQ(read_bytes("1.5e3"), 1500);
   EXPECT_EQ(read_bytes("16GiB"), int64_t{16} << 30);
   EXPECT_EQ(read_bytes("2 KiB"), 2048);
-  EXPECT_THROW(read_bytes("16GB"), ValueError);
+  EXPECT_EQ(read_bytes("16GB"), 16'000'000'000);
+  EXPECT_EQ(read_bytes("3 MB"), 3'000'000);
+  EXPECT_THAT(load_error("", {{"memory.memory_limit", "16gb"}}),
+              HasSubstr("--memory-limit: expected bytes such as 1073741824, 512MiB or 16GB, found \"16gb\""));
+  EXPECT_THROW(read_bytes("16B"), ValueError);
   EXPECT_THROW(read_bytes("GiB"), ValueError);
   EXPECT_THROW(read_bytes("99999999TiB"), ValueError);
 }
@@ -120,17 +98,36 @@ TEST(Values, BooleansAreTrueOrFalse) {
 }
 
 TEST(Values, ChoicesNameTheNearest) {
-  EXPECT_EQ(load_text("parallel:\n  cp_comm_type: a2a+p2p\n").parallel.cp_comm_type, CpCommType::a2a_p2p);
+  EXPECT_THAT(load_text("parallel:\n  cp_comm_type: a2a+p2p\n").parallel.cp_comm_type,
+              ElementsAre(CpCommType::a2a_p2p));
   EXPECT_EQ(load_text("memory:\n  recompute_granularity: auto\n").memory.recompute_granularity, Recompute::automatic);
   EXPECT_THAT(
       load_error("parallel:\n  cp_comm_type: all-gathr\n"),
       HasSubstr("expected one of p2p, all_gather, a2a, a2a+p2p, auto, found \"all-gathr\"; did you mean all_gather?"));
 }
 
-TEST(Values, AListOfCommunicationTypesIsRefusedClearly) {
-  EXPECT_THAT(load_error("parallel:\n  cp_comm_type: [p2p, a2a]\n"),
-              AllOf(HasSubstr("legal.yaml:2"), HasSubstr("one per layer (p2p,a2a), is not in this version")));
-  EXPECT_THAT(load_error("", {{"parallel.cp_comm_type", "p2p,a2a"}}), HasSubstr("is not in this version"));
+TEST(Values, PerLayerSettingsAreOneValueOrAList) {
+  const Config none = load_text("");
+  EXPECT_THAT(none.parallel.cp_comm_type, ElementsAre(CpCommType::automatic));
+  EXPECT_EQ(window_of_layer(none.model, 71), 0);
+
+  const std::string file = "model:\n  window_size: [0, 1_024, 0]\nparallel:\n  cp_comm_type: p2p,a2a,p2p\n";
+  const Config lists = load_text(file);
+  EXPECT_THAT(lists.model.window_size, ElementsAre(0, 1024, 0));
+  EXPECT_EQ(window_of_layer(lists.model, 1), 1024);
+  EXPECT_EQ(cp_comm_type_of_layer(lists.parallel, 1), CpCommType::a2a);
+  EXPECT_EQ(cp_comm_type_of_layer(lists.parallel, 2), CpCommType::p2p);
+  EXPECT_EQ(find_key("parallel.cp_comm_type")->write(lists), "[p2p, a2a, p2p]");
+  EXPECT_EQ(values_of(load_text(effective_config_yaml(lists))), values_of(lists));
+
+  const Config flags = load_text(file, {{"model.window_size", "7, 8"}, {"model.window_size", "9"}});
+  EXPECT_THAT(flags.model.window_size, ElementsAre(7, 8, 9));
+
+  // One value is written as before there were lists: checkpoints compare the text.
+  EXPECT_EQ(find_key("model.window_size")->write(load_text("model:\n  window_size: [5]\n")), "5");
+  EXPECT_THAT(load_error("model:\n  window_size: []\n"), HasSubstr("found an empty list"));
+  EXPECT_THAT(load_error("model:\n  window_size: [1, x]\n"), HasSubstr("expected an integer"));
+  EXPECT_THAT(load_error("", {{"parallel.cp_comm_type", ""}}), HasSubstr("expected one"));
 }
 
 TEST(Values, PathsMayBeOneOrSeveral) {
@@ -186,8 +183,18 @@ TEST(File, FormsThatAreNoConfigurationAreRefusedWithALine) {
   EXPECT_THAT(load_error("data:\n  path: [{a: 1}]\n"), HasSubstr("a list holds plain values, found a map"));
   EXPECT_THAT(load_error("model: &m {x: *m}\n"), HasSubstr("lies too deep"));
   EXPECT_THAT(load_error(std::string(2 << 20, ' ')), HasSubstr("is larger than"));
-  EXPECT_THAT(message_of([] { load_config("/nowhere/x.yaml", {}); }), HasSubstr("/nowhere/x.yaml does not exist"));
-  EXPECT_THAT(message_of([] { load_config("/tmp", {}); }), HasSubstr("is a folder"));
+  EXPECT_THAT(message_of<ConfigError>([] { load_config("/nowhere/x.yaml", {}); }),
+              HasSubstr("/nowhere/x.yaml does not exist"));
+  EXPECT_THAT(message_of<ConfigError>([] { load_config("/tmp", {}); }), HasSubstr("is a folder"));
+}
+
+TEST(File, PipesAndDevicesAreRefusedAtOnce) {
+  const test::ScratchFolder folder;
+  const std::string pipe = folder.path("pipe.yaml");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);  // nobody ever writes into it
+  for (const std::string& file : {pipe, std::string("/dev/zero")}) {
+    EXPECT_THAT(message_of<ConfigError>([&] { load_config(file, {}); }), HasSubstr("is a pipe or a device")) << file;
+  }
 }
 
 TEST(File, EmptyFilesAndSectionsGiveTheDefaults) {
@@ -245,11 +252,11 @@ TEST(Keys, EachReadsAndWritesItsOwnFieldOnly) {
     std::string text = "7";
     if (key.is_boolean) text = defaults.at(key.path()) == "true" ? "false" : "true";
     if (const size_t bar = key.values.rfind('|'); !key.is_boolean && bar != std::string::npos) {
-      text = key.values.substr(bar + 1);
+      text = key.values.substr(bar + 1, key.values.find(',') - bar - 1);
       if (text == defaults.at(key.path())) text = key.values.substr(0, key.values.find('|'));
     }
     std::map<std::string, std::string> expected = defaults;
-    expected[key.path()] = key.is_list ? "[" + text + "]" : text;
+    expected[key.path()] = key.is_list && !key.is_per_layer ? "[" + text + "]" : text;
     EXPECT_EQ(values_of(load_text("", {{key.path(), text}})), expected) << key.path();
   }
 }
@@ -288,7 +295,7 @@ TEST(Presets, ValuesAndOverrides) {
   EXPECT_THAT(beside.origins.at("model.num_layers"), ::testing::EndsWith("legal.yaml:2"));
 
   const Config flag = load_text("model:\n  preset: qwen3-1.7b\n", {{"model.preset", "mistral-7b"}});
-  EXPECT_EQ(flag.model.window_size, 4096);
+  EXPECT_THAT(flag.model.window_size, ElementsAre(4096));
   EXPECT_FALSE(flag.model.qk_layernorm);
   EXPECT_EQ(flag.model.preset, "mistral-7b");
 
@@ -319,13 +326,13 @@ TEST(Presets, SizesGiveThePublishedParameterCounts) {
 const std::vector<CommandSpec>& specs() {
   static const std::vector<CommandSpec> commands = {
       {"train", "t", true, "", {CommandOption::ranks, CommandOption::output}},
-      {"groups", "g", false, "parallel", {CommandOption::ranks, CommandOption::json}},
+      {"groups", "g", false, "parallel", {CommandOption::ranks, CommandOption::ranks_per_host, CommandOption::json}},
       {"generate", "c", true, "", {CommandOption::prompt, CommandOption::max_tokens, CommandOption::temperature}}};
   return commands;
 }
 CommandLine parse(const std::vector<std::string>& arguments) { return parse_command_line(arguments, specs()); }
 std::string parse_error(const std::vector<std::string>& arguments) {
-  return message_of([&] { parse(arguments); });
+  return message_of<ConfigError>([&] { parse(arguments); });
 }
 
 TEST(CommandLine, OptionsKeysAndFile) {
@@ -349,7 +356,7 @@ TEST(CommandLine, BooleanFlagsStandAloneOrTakeAValue) {
               ::testing::UnorderedElementsAre(Pair("training.deterministic", "true"),
                                               Pair("data.document_mask", "false"), Pair("data.pack_documents", "false"),
                                               Pair("model.qk_layernorm", "true"), Pair("model.add_qkv_bias", "true")));
-  EXPECT_THAT(message_of([] {
+  EXPECT_THAT(message_of<ConfigError>([] {
                 load_config("", parse({"groups", "--sequence-parallel=maybe"}).overrides);
               }),
               HasSubstr("--sequence-parallel: expected true or false, found \"maybe\""));
@@ -389,6 +396,8 @@ TEST(CommandLine, MistakesAreNamed) {
               HasSubstr("--lr needs a value, found the flag --seed"));
   EXPECT_THAT(parse_error({"train", "a.yaml", "--ranks", "0"}), HasSubstr("--ranks 0 is too small; use 1 or more"));
   EXPECT_THAT(parse_error({"train", "a.yaml", "--ranks", "two"}), HasSubstr("--ranks: expected an integer"));
+  EXPECT_THAT(parse_error({"train", "a.yaml", "--output", ""}), HasSubstr("--output is empty; name a folder"));
+  EXPECT_THAT(parse_error({"groups", "--ranks-per-host", "0"}), HasSubstr("--ranks-per-host 0 is too small"));
   EXPECT_THAT(parse_error({"train", "a.yaml", "--ranks", "2", "--ranks", "3"}), HasSubstr("--ranks is given twice"));
 }
 

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "data/row_index.h"
-#include "tests/unit/scratch_folder.h"
+#include "tests/scratch_folder.h"
 
 namespace farspan {
 namespace {

@@ -108,6 +108,17 @@ TEST(Grid, EveryOrderPartitionsTheRanks) {
   EXPECT_EQ(orders, 24);
 }
 
+// Each rank asks for its own groups, so their cost must not grow with the world.
+TEST(Grid, LargeWorldsTakeNoLongerThanTheirSize) {
+  const Grid grid({.tp = 8, .cp = 32, .dp = 64, .pp = 4}, "tp-cp-dp-pp");
+  int64_t members = 0;
+  for (int rank = 0; rank < grid.sizes().world(); ++rank)
+    for (Dimension axis : kAxes) members += std::ssize(grid.group_of(rank, axis));
+  EXPECT_EQ(members, int64_t{65536} * (8 + 32 + 64 + 4));
+  EXPECT_EQ(grid.groups(Dimension::dp_cp).size(), 32u);
+  EXPECT_EQ(grid.groups(Dimension::dp_cp)[31].back(), 65535);
+}
+
 TEST(Grid, BadOrdersAreConfigErrors) {
   for (const char* order : {"", "tp", "tp-cp-dp", "tp-cp-dp-dp", "tp-cp-dp-pp-tp", "tp-cp-dp-ep", "tp-cp-dp-world",
                             "tp-cp-dp-pp-", "-tp-cp-dp-pp", "tp,cp,dp,pp", "TP-cp-dp-pp", "tp cp dp pp"}) {

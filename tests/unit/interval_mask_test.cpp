@@ -2,12 +2,14 @@
 // The interval mask against a rule written pair by pair, and its counts against counting.
 #include "parallel/interval_mask.h"
 
+#include <algorithm>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <limits>
 #include <vector>
 
 #include "base/error.h"
+#include "parallel/balanced_layout.h"
 
 namespace farspan {
 namespace {
@@ -95,6 +97,24 @@ TEST(IntervalMask, CountsAndKindsEqualCounting) {
     }
 }
 
+TEST(IntervalMask, TheVisibleRangeIsTheSmallestThatHoldsAllThatIsSeen) {
+  constexpr int64_t kLength = 24;
+  for (const auto& documents : document_lists())
+    for (const MaskRule& rule : rules()) {
+      const IntervalMask mask(documents, rule);
+      for (int64_t q0 = 0; q0 < kLength; ++q0)
+        for (int64_t q1 = q0; q1 <= kLength; ++q1) {
+          Span seen{kLength, 0};
+          for (int64_t q = q0; q < q1; ++q) {
+            const Span one = mask.visible(q);
+            if (!one.empty()) seen = {std::min(seen.begin, one.begin), std::max(seen.end, one.end)};
+          }
+          if (seen.empty()) seen = {0, 0};
+          ASSERT_EQ(mask.visible_range({q0, q1}), seen) << "queries " << q0 << ".." << q1;
+        }
+    }
+}
+
 TEST(IntervalMask, CausalChunksAreSkippedPlainOrMasked) {
   const IntervalMask mask({{0, 16}}, {});
   EXPECT_EQ(mask.classify({4, 8}, {8, 12}), BlockKind::skip);
@@ -124,14 +144,11 @@ TEST(IntervalMask, B022_WindowCrossesChunkEdges) {
 }
 
 // Zigzag 200/136, contiguous 72/264: a layout that does not know the documents is not balanced, and does not claim to
-// be.
+// be (balanced does: balanced_layout_test).
 TEST(IntervalMask, B037_PairsPerRankOfUnevenDocuments) {
   const IntervalMask mask({{0, 8}, {8, 32}}, {});
   auto pairs = [&](CpLayout policy, int rank) {
-    const SequenceLayout layout(policy, 32, 2);
-    int64_t total = 0;
-    for (Span span : layout.spans(rank)) total += mask.visible_pairs(span, {0, layout.padded_length()});
-    return total;
+    return visible_pairs_of_rank(row_layout(SequenceLayout(policy, 32, 2), mask), mask, rank);
   };
   EXPECT_EQ(pairs(CpLayout::zigzag, 0), 200);
   EXPECT_EQ(pairs(CpLayout::zigzag, 1), 136);
@@ -157,12 +174,13 @@ TEST(IntervalMask, B120_AttentionIsCountedByVisiblePairs) {
   const IntervalMask four({{0, 1024}, {1024, 2048}, {2048, 3072}, {3072, 4096}}, {});
   EXPECT_EQ(four.visible_pairs({0, 4096}, {0, 4096}) * kFlopsPerPair, 4299161600);
   for (int cp : {2, 3, 8}) {
-    const SequenceLayout layout(CpLayout::zigzag, 4096, cp);
+    const RowLayout layout = SequenceLayout(CpLayout::zigzag, 4096, cp).every_row();
     int64_t pairs = 0;
     for (int r = 0; r < cp; ++r)
       for (int peer = 0; peer < cp; ++peer)
-        for (Span queries : layout.spans(r))
-          for (Span keys : layout.spans(peer)) pairs += one.visible_pairs(queries, keys);
+        for (const LocalSpan& queries : layout.spans(r))
+          for (const LocalSpan& keys : layout.spans(peer))
+            pairs += one.visible_pairs(queries.positions, keys.positions);
     EXPECT_EQ(pairs, 4096 * 4097 / 2) << "cp " << cp;
   }
 }

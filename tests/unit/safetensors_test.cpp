@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 
 #include "base/error.h"
-#include "tests/unit/scratch_folder.h"
+#include "tests/scratch_folder.h"
 
 namespace farspan {
 namespace {

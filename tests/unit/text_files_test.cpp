@@ -11,7 +11,7 @@
 #include "data/file_list.h"
 #include "data/source_file.h"
 #include "io/gzip.h"
-#include "tests/unit/scratch_folder.h"
+#include "tests/scratch_folder.h"
 
 namespace farspan {
 namespace {

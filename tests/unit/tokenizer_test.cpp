@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "tests/unit/scratch_folder.h"
+#include "tests/scratch_folder.h"
 
 namespace farspan {
 namespace {

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/threads/posting.h"
 
-#include <algorithm>
 #include <cstring>
+
+#include "comm/call_text.h"
+#include "comm/rank_order_sum.h"
 
 namespace farspan {
 namespace {
-
-// Bytes summed at a time: small enough for the stack and the first-level cache.
-constexpr int64_t kBlockBytes = 4096;
 
 const Posting& at(std::span<const Posting> postings, int rank) { return postings[static_cast<size_t>(rank)]; }
 
@@ -16,40 +15,18 @@ void copy_bytes(std::byte* target, const std::byte* source, int64_t bytes) {
   if (bytes > 0 && target != source) std::memcpy(target, source, static_cast<size_t>(bytes));
 }
 
-// out[i] = ((x_0[i] + x_1[i]) + x_2[i]) + ..., with x_q = source(q). `out` may be one of the sources.
-template <typename T, typename Source>
-void sum_in_rank_order(int size, int64_t count, Source source, T* out) {
-  constexpr int64_t kBlock = kBlockBytes / static_cast<int64_t>(sizeof(T));
-  T sum[kBlock];
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    const int64_t n = std::min(kBlock, count - begin);
-    std::copy_n(source(0) + begin, n, sum);
-    for (int q = 1; q < size; ++q) {
-      const T* x = source(q) + begin;
-      for (int64_t i = 0; i < n; ++i) sum[i] += x[i];
-    }
-    std::copy_n(sum, n, out + begin);
-  }
-}
-
-// Sums `count` elements that start at `offset` in every rank's source.
-void sum_sources(std::span<const Posting> postings, DType dtype, int64_t offset, int64_t count, std::byte* out) {
-  const auto sum = [&]<typename T>(T* typed_out) {
-    const auto source = [&](int q) { return reinterpret_cast<const T*>(at(postings, q).source) + offset; };
-    sum_in_rank_order<T>(static_cast<int>(postings.size()), count, source, typed_out);
-  };
-  if (dtype == DType::f32) {
-    sum(reinterpret_cast<float*>(out));
-  } else {
-    sum(reinterpret_cast<double*>(out));
-  }
+std::vector<const std::byte*> sources_of(std::span<const Posting> postings) {
+  std::vector<const std::byte*> sources;
+  for (const Posting& posting : postings) sources.push_back(posting.source);
+  return sources;
 }
 
 void reduce_own_segment(std::span<const Posting> postings, int rank) {
   const Posting& own = at(postings, rank);
   const int64_t element = size_of(own.dtype);
   const Segment segment = segment_of(own.bytes / element, rank, static_cast<int>(postings.size()));
-  sum_sources(postings, own.dtype, segment.begin, segment.count, own.target + segment.begin * element);
+  sum_in_rank_order(own.dtype, sources_of(postings), segment.begin, segment.count,
+                    own.target + segment.begin * element);
 }
 
 void collect_segments(std::span<const Posting> postings, int rank) {
@@ -67,7 +44,7 @@ void collect_segments(std::span<const Posting> postings, int rank) {
 void reduce_own_piece(std::span<const Posting> postings, int rank) {
   const Posting& own = at(postings, rank);
   const int64_t count = own.bytes / size_of(own.dtype) / static_cast<int64_t>(postings.size());
-  sum_sources(postings, own.dtype, rank * count, count, own.target);
+  sum_in_rank_order(own.dtype, sources_of(postings), rank * count, count, own.target);
 }
 
 // Every rank's loop starts at itself, so that the ranks do not all read the same peer at once.
@@ -109,15 +86,11 @@ void receive_messages(std::span<const Posting> postings, int rank) {
 }
 
 std::string describe(const Posting& posting, int world_rank) {
-  if (posting.operation == Operation::barrier || posting.operation == Operation::exchange)
-    return fmt::format("rank {} called {} '{}'", world_rank, name_of(posting.operation), posting.label);
-  return fmt::format("rank {} called {} of {} bytes of {} '{}'", world_rank, name_of(posting.operation), posting.bytes,
-                     name_of(posting.dtype), posting.label);
+  return call_text(world_rank, posting.operation, posting.bytes, posting.dtype, posting.label);
 }
 
-std::string describe(std::span<const Message> messages, size_t i) {
-  if (i == messages.size()) return "nothing";
-  return fmt::format("{} bytes of {}", messages[i].data.bytes(), name_of(messages[i].data.dtype()));
+const Tensor* message_or_nothing(std::span<const Message> messages, size_t i) {
+  return i == messages.size() ? nullptr : &messages[i].data;
 }
 
 // The sends of `from` to `to` against the receives of `to` from `from`.
@@ -132,9 +105,17 @@ std::optional<std::string> message_mismatch(std::span<const Posting> postings, i
         sends[s].data.dtype() != receives[r].data.dtype()) {
       const int sender = world_ranks[static_cast<size_t>(from)];
       const int receiver = world_ranks[static_cast<size_t>(to)];
-      return fmt::format("message {} from rank {} to rank {}: rank {} sends {} ('{}'), rank {} receives {} ('{}')",
-                         number, sender, receiver, sender, describe(sends, s), at(postings, from).label, receiver,
-                         describe(receives, r), at(postings, to).label);
+      const Tensor* sent = message_or_nothing(sends, s);
+      const Tensor* received = message_or_nothing(receives, r);
+      return message_mismatch_text(number,
+                                   {.rank = sender,
+                                    .label = at(postings, from).label,
+                                    .bytes = sent ? sent->bytes() : kNoMessage,
+                                    .dtype = sent ? sent->dtype() : DType::u8},
+                                   {.rank = receiver,
+                                    .label = at(postings, to).label,
+                                    .bytes = received ? received->bytes() : kNoMessage,
+                                    .dtype = received ? received->dtype() : DType::u8});
     }
     s = next_with_peer(sends, s + 1, to);
     r = next_with_peer(receives, r + 1, from);

@@ -43,8 +43,8 @@ struct Posting {
 // they do.
 std::optional<std::string> mismatch(std::span<const Posting> postings, int a, int b, std::span<const int> world_ranks);
 
-// The next step of `rank`, returning the stage it reaches. Sums are made in rank order, 4 KiB at a time, so there is no
-// scratch memory and every run gives the same bits.
+// The next step of `rank`, returning the stage it reaches. There is no scratch memory, and every run gives the same
+// bits.
 Stage take_step(std::span<const Posting> postings, int rank);
 
 }  // namespace farspan

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "comm/call_text.h"
+#include "comm/deadline.h"
 #include "comm/threads/thread_job.h"
 
 namespace farspan {
@@ -16,18 +18,6 @@ constexpr size_t kDescribedRanks = 4;
 // on, and a yield costs a fifth of a sleep and a wake: 4 ranks on 2 busy cores exchange small messages in 60 us instead
 // of 180.
 constexpr int kYieldsBeforeSleep = 20;
-
-// A wait of 30 years passes for one without end, and its clock arithmetic cannot overflow.
-constexpr double kLongestWaitSeconds = 1e9;
-
-std::chrono::steady_clock::duration to_duration(double seconds) {
-  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-      std::chrono::duration<double>(std::min(seconds, kLongestWaitSeconds)));
-}
-
-std::string group_name(Dimension dimension, const std::vector<int>& ranks) {
-  return fmt::format("{} group [{}]", name_of(dimension), fmt::join(ranks, ", "));
-}
 
 }  // namespace
 
@@ -53,9 +43,8 @@ int64_t Rendezvous::post(int rank, Posting own) {
     if (!found) continue;
     // Not readable: this rank's wait will never come.
     posting(call, rank).withdrawn = true;
-    job_.recorder(world_rank(rank)).set_progress(posting(call, rank).ticket, Progress::failed);
-    disagreement_ = fmt::format("call {} of {}: {}; all ranks of a group must make the same calls in the same order",
-                                sequence, name_, *found);
+    job_.recorder(world_rank(rank)).set_progress(posting(call, rank).ticket, CallProgress::failed);
+    disagreement_ = disagreement_text(sequence, name_, *found);
     wake_everyone();
     throw_if_stopped();
   }
@@ -69,8 +58,8 @@ void Rendezvous::wait(int rank, int64_t sequence) {
   Posting& own = posting(call, rank);
   Member& member = *members_[static_cast<size_t>(rank)];
   Recorder& recorder = job_.recorder(world_rank(rank));
-  const Clock::time_point deadline = Clock::now() + to_duration(job_.timeout_seconds());
-  recorder.set_progress(own.ticket, Progress::waiting);
+  const Clock::time_point deadline = deadline_after(job_.timeout_seconds());
+  recorder.set_progress(own.ticket, CallProgress::waiting);
   int yields = 0;
   try {
     while (true) {
@@ -91,18 +80,18 @@ void Rendezvous::wait(int rank, int64_t sequence) {
       member.waiting = false;
     }
   } catch (...) {
-    recorder.set_progress(own.ticket, Progress::failed);
+    recorder.set_progress(own.ticket, CallProgress::failed);
     close(call, rank, lock);
     throw;
   }
-  recorder.set_progress(own.ticket, Progress::done);
+  recorder.set_progress(own.ticket, CallProgress::done);
   close(call, rank, lock);
 }
 
 void Rendezvous::withdraw(int rank, int64_t sequence) {
   Lock lock(mutex_);
   Call& call = calls_.at(sequence);
-  job_.recorder(world_rank(rank)).set_progress(posting(call, rank).ticket, Progress::failed);
+  job_.recorder(world_rank(rank)).set_progress(posting(call, rank).ticket, CallProgress::failed);
   close(call, rank, lock);
 }
 
@@ -245,25 +234,6 @@ std::string Rendezvous::describe(int rank, int64_t sequence) const {
 std::string Rendezvous::title(const Call& call, const Posting& own) const {
   return fmt::format("{} '{}' of {} bytes, call {} of {}", name_of(own.operation), own.label, own.bytes, call.sequence,
                      name_);
-}
-
-std::string Rendezvous::report() const {
-  const Lock lock(mutex_);
-  std::string text;
-  if (disagreement_) text += *disagreement_ + "\n";
-  for (const auto& [sequence, call] : calls_) {
-    std::vector<int> absent, open;
-    const Posting* first = nullptr;
-    for (int rank = 0; rank < size(); ++rank) {
-      const Posting& theirs = posting(call, rank);
-      if (theirs.stage == Stage::absent) absent.push_back(world_rank(rank));
-      if (theirs.stage != Stage::absent && theirs.stage != Stage::complete) open.push_back(world_rank(rank));
-      if (theirs.stage != Stage::absent && !first) first = &theirs;
-    }
-    text += fmt::format("{}: open on ranks [{}], not called by ranks [{}]\n", title(call, *first),
-                        fmt::join(open, ", "), fmt::join(absent, ", "));
-  }
-  return text;
 }
 
 }  // namespace farspan

@@ -49,9 +49,6 @@ class Rendezvous {
 
   void wake_all();
 
-  // Open calls: who waits, who is missing. One line each.
-  std::string report() const;
-
   // "all_gather 'layer 3 key/value' of 1024 bytes, call 7 of cp group [0, 2]": an open call of the rank.
   std::string describe(int rank, int64_t sequence) const;
   int world_rank(int rank) const { return ranks_[static_cast<size_t>(rank)]; }

@@ -1,47 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
+#include <sstream>
 #include <system_error>
 #include <thread>
 
+#include "base/log.h"
 #include "comm/threads/thread_job.h"
 #include "comm/threads/thread_world.h"
 
 namespace farspan {
 namespace {
 
-using Body = std::function<void(int rank, ThreadWorld& world)>;
-
-void run_rank(int rank, ThreadWorld& world, ThreadJob& job, const Body& body) {
+void run_rank(int rank, ThreadWorld& world, ThreadJob& job, const RankBody& body) {
   try {
     body(rank, world);
-  } catch (const PeerFailure& error) {
-    job.fail({rank, error.kind(), error.what(), true});
-  } catch (const Error& error) {
-    job.fail({rank, error.kind(), error.what()});
-  } catch (const std::exception& error) {
-    job.fail({rank, ErrorKind::internal, error.what()});
   } catch (...) {
-    job.fail({rank, ErrorKind::internal, "an exception of unknown type"});
+    job.fail(failure_of(rank, std::current_exception()));
   }
   job.end(rank);
 }
 
-[[noreturn]] void rethrow(const RankFailure& failure) {
-  const std::string message = fmt::format("rank {}: {}", failure.rank, failure.message);
-  switch (failure.kind) {
-    case ErrorKind::internal:
-      throw InternalError(message);
-    case ErrorKind::config:
-      throw ConfigError(message);
-    case ErrorKind::data:
-      throw DataError(message);
-    case ErrorKind::memory:
-      throw MemoryError(message);
-    case ErrorKind::communication:
-      throw CommunicationError(message);
-  }
-  throw Error(failure.kind, message);
+// What the ranks did last, in the log.
+void log_report(const ThreadJob& job) {
+  constexpr int64_t kReportedOperations = 2;  // the call in hand and the one before it
+  std::istringstream lines(job.report(kReportedOperations));
+  for (std::string line; std::getline(lines, line);) log_info("{}", line);
 }
 
 // A thread can be neither stopped nor left behind with references to this frame: the process ends here.
@@ -58,7 +43,7 @@ void run_rank(int rank, ThreadWorld& world, ThreadJob& job, const Body& body) {
 
 }  // namespace
 
-void run_thread_ranks(int size, double timeout_seconds, const Body& body, double grace_seconds) {
+void run_thread_ranks(int size, double timeout_seconds, const RankBody& body, double grace_seconds) {
   ThreadWorld world(size, timeout_seconds);
   ThreadJob& job = *world.job_;
   std::vector<std::thread> threads;
@@ -69,16 +54,18 @@ void run_thread_ranks(int size, double timeout_seconds, const Body& body, double
       try {
         threads.emplace_back([&, rank] { run_rank(rank, world, job, body); });
       } catch (const std::system_error& error) {
-        job.fail({rank, ErrorKind::internal, fmt::format("cannot start a thread: {}", error.what())});
+        job.fail({rank, ErrorKind::internal, fmt::format("cannot start a thread: {}", error.what()), false, {}, false});
         for (int absent = rank; absent < size; ++absent) job.end(absent);
         break;
       }
     }
     const std::vector<int> stuck = job.wait_for_ranks(grace_seconds);
+    if (job.failed() && job.failure()->kind == ErrorKind::communication) log_report(job);
     if (!stuck.empty()) end_process(*job.failure(), stuck, job, grace_seconds);
     for (std::thread& thread : threads) thread.join();
   }
-  if (const std::optional<RankFailure> failure = job.failure()) rethrow(*failure);
+  if (const std::optional<RankFailure> failure = job.failure())
+    throw_error(failure->kind, fmt::format("rank {}: {}", failure->rank, failure->message));
 }
 
 }  // namespace farspan

@@ -1,50 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/threads/thread_communicator.h"
 
-#include <chrono>
-#include <cstdint>
 #include <exception>
 #include <utility>
 
 #include "comm/collective_rules.h"
+#include "comm/exposed_time.h"
 
 namespace farspan {
-namespace {
-
-class ExposedTime {
- public:
-  explicit ExposedTime(Traffic& traffic) : traffic_(traffic) {}
-  ~ExposedTime() {
-    traffic_.exposed_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-  ExposedTime(const ExposedTime&) = delete;
-  ExposedTime& operator=(const ExposedTime&) = delete;
-
- private:
-  Traffic& traffic_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
-
-// Others read the source while this rank writes the target: they may share memory only where nobody else reads, which
-// is the rank's own piece, `in_place` bytes into the larger of the two.
-void check_overlap(const Tensor& source, const Tensor& target, int64_t in_place, Operation operation,
-                   std::string_view label) {
-  const auto source_begin = reinterpret_cast<uintptr_t>(source.raw());
-  const auto target_begin = reinterpret_cast<uintptr_t>(target.raw());
-  const bool apart = source_begin + static_cast<uintptr_t>(source.bytes()) <= target_begin ||
-                     target_begin + static_cast<uintptr_t>(target.bytes()) <= source_begin;
-  if (apart || source.bytes() == 0) return;
-  const uintptr_t larger = source.bytes() > target.bytes() ? source_begin : target_begin;
-  const uintptr_t smaller = source.bytes() > target.bytes() ? target_begin : source_begin;
-  FARSPAN_CHECK(in_place >= 0 && smaller == larger + static_cast<uintptr_t>(in_place),
-                "{} '{}': input of {} bytes and output of {} bytes overlap", name_of(operation), label, source.bytes(),
-                target.bytes());
-}
-
-constexpr int64_t kNowhere = -1;
-
-}  // namespace
-
 // The state of a started call. One that dies unwaited, other than by an exception, fails the whole job: its memory may
 // be gone while the peers still count on it.
 class ThreadCommunicator::PostedCall final : public Work::State {
@@ -56,8 +19,12 @@ class ThreadCommunicator::PostedCall final : public Work::State {
     Rendezvous& group = communicator_.group_;
     const int rank = communicator_.rank();
     if (std::uncaught_exceptions() <= exceptions_)
-      job_->fail({group.world_rank(rank), ErrorKind::internal,
-                  group.describe(rank, sequence_) + ": its Work was destroyed without a wait"});
+      job_->fail({.rank = group.world_rank(rank),
+                  .kind = ErrorKind::internal,
+                  .message = group.describe(rank, sequence_) + ": its Work was destroyed without a wait",
+                  .consequence = false,
+                  .missing = {},
+                  .outside = false});
     group.withdraw(rank, sequence_);
   }
 

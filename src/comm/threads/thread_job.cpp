@@ -2,18 +2,12 @@
 #include "comm/threads/thread_job.h"
 
 #include <algorithm>
-#include <chrono>
 
+#include "comm/deadline.h"
+#include "comm/merged_report.h"
 #include "comm/threads/rendezvous.h"
 
 namespace farspan {
-namespace {
-
-// Operations of each rank that a report shows: enough to see which call of a layer each rank has reached.
-constexpr int64_t kReportedOperations = 16;
-
-}  // namespace
-
 ThreadJob::ThreadJob(int size, double timeout_seconds)
     : timeout_seconds_(timeout_seconds), ended_(static_cast<size_t>(size)), made_(static_cast<size_t>(size)) {
   for (int rank = 0; rank < size; ++rank) recorders_.push_back(std::make_unique<Recorder>());
@@ -66,31 +60,18 @@ std::vector<int> ThreadJob::wait_for_ranks(double grace_seconds) const {
   };
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return all_ended() || failed(); });
-  const auto deadline =
-      std::chrono::steady_clock::now() +
-      std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(grace_seconds));
-  changed_.wait_until(lock, deadline, all_ended);
+  changed_.wait_until(lock, deadline_after(grace_seconds), all_ended);
   std::vector<int> missing;
   for (int rank = 0; rank < size(); ++rank)
     if (!ended(rank)) missing.push_back(rank);
   return missing;
 }
 
-std::string ThreadJob::report() const {
-  std::string text;
-  {
-    std::lock_guard lock(mutex_);
-    for (const auto& [key, group] : groups_) text += group->report();
-  }
-  if (const std::optional<RankFailure> first = failure()) text += fmt::format("stopped by rank {}\n", first->rank);
-  for (int rank = 0; rank < size(); ++rank) {
-    const std::string position = recorder(rank).position();
-    text +=
-        fmt::format("rank {}{}{}{}\n", rank, position.empty() ? "" : " at ", position, ended(rank) ? ", ended" : "");
-    for (const OperationRecord& record : recorder(rank).latest(kReportedOperations))
-      text += fmt::format("  {}{}{}\n", record.str(), record.position.empty() ? "" : ", posted at ", record.position);
-  }
-  return text;
+std::string ThreadJob::report(int64_t records) const {
+  std::vector<RankDump> dumps;
+  for (int rank = 0; rank < size(); ++rank) dumps.push_back(dump_of(rank, recorder(rank), ended(rank)));
+  const std::optional<RankFailure> first = failure();
+  return (first ? fmt::format("stopped by rank {}\n", first->rank) : "") + merged_report(dumps, records);
 }
 
 }  // namespace farspan

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ThreadJob: what the ranks of one ThreadWorld share: the groups, every rank's recorder, who has ended, and the failure
 // that ends the job.
-//
-// Failures have causes and consequences. When rank 1 throws, rank 0's wait throws too, perhaps earlier by a moment; the
-// failure to report is rank 1's. Errors that only say "another rank stopped" are therefore of type PeerFailure, and a
-// failure that is not one takes the place of one that is.
 #pragma once
 
 #include <atomic>
@@ -18,24 +14,12 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/failure.h"
 #include "comm/recorder.h"
 
 namespace farspan {
 
 class Rendezvous;
-
-// Thrown by a wait that cannot complete because another rank stopped.
-class PeerFailure final : public CommunicationError {
- public:
-  using CommunicationError::CommunicationError;
-};
-
-struct RankFailure {
-  int rank = 0;
-  ErrorKind kind = ErrorKind::internal;
-  std::string message;
-  bool consequence = false;  // of another rank's failure
-};
 
 class ThreadJob {
  public:
@@ -62,7 +46,8 @@ class ThreadJob {
   // Returns when all ranks have ended, or `grace_seconds` after a failure: then with the ranks that have not.
   std::vector<int> wait_for_ranks(double grace_seconds) const;
 
-  std::string report() const;
+  // The open calls, and the latest `records` operations of each rank.
+  std::string report(int64_t records) const;
 
  private:
   struct GroupKey {

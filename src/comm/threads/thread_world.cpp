@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/threads/thread_world.h"
 
-#include <algorithm>
-#include <set>
-
 #include "comm/threads/thread_communicator.h"
 #include "comm/threads/thread_job.h"
 
@@ -20,15 +17,7 @@ ThreadWorld::~ThreadWorld() = default;
 int ThreadWorld::size() const { return job_->size(); }
 
 std::unique_ptr<Communicator> ThreadWorld::group(int world_rank, std::vector<int> ranks, Dimension dimension) {
-  const auto place = std::find(ranks.begin(), ranks.end(), world_rank);
-  FARSPAN_CHECK(place != ranks.end(), "{} group [{}] does not hold rank {}", name_of(dimension), fmt::join(ranks, ", "),
-                world_rank);
-  FARSPAN_CHECK(std::set<int>(ranks.begin(), ranks.end()).size() == ranks.size(), "{} group [{}] holds a rank twice",
-                name_of(dimension), fmt::join(ranks, ", "));
-  for (int rank : ranks)
-    FARSPAN_CHECK(rank >= 0 && rank < size(), "{} group [{}]: there is no rank {} in a world of {}", name_of(dimension),
-                  fmt::join(ranks, ", "), rank, size());
-  const int rank = static_cast<int>(place - ranks.begin());
+  const int rank = place_in_group(world_rank, ranks, dimension);
   Rendezvous& group = job_->group(world_rank, ranks, dimension);
   return std::make_unique<ThreadCommunicator>(job_, group, dimension, rank, std::move(ranks));
 }
@@ -38,11 +27,15 @@ void ThreadWorld::set_position(int world_rank, std::string position) {
 }
 
 void ThreadWorld::abort(int world_rank, const std::string& reason) {
-  job_->fail({world_rank, ErrorKind::communication, reason});
+  job_->fail({world_rank, ErrorKind::communication, reason, false, {}, false});
 }
 
 bool ThreadWorld::aborted() const { return job_->failed(); }
 
-std::string ThreadWorld::report() const { return job_->report(); }
+std::string ThreadWorld::report() const {
+  // Enough to see which call of a layer each rank has reached.
+  constexpr int64_t kReportedOperations = 16;
+  return job_->report(kReportedOperations);
+}
 
 }  // namespace farspan

@@ -6,6 +6,8 @@
 //
 //   P = exp(Q K^T - lse);  dS = P (dO V^T - delta);  dV += P^T dO;  dK += dS^T Q;  dQ += scale dS K
 //
+// With dropout, M holding 0 or the inverse of the share kept:  dS = P (M dO V^T - delta);  dV += (M P)^T dO.
+//
 // Q is packed times scale. P and dS are computed for whole register blocks; what is read from them afterwards are runs
 // of visible pairs only, so a forbidden pair's value, NaN or not, goes nowhere.
 //
@@ -43,6 +45,7 @@ struct RowTile {
   float* d_scores = nullptr;    // dS (kBackwardRows, kBackwardKeys)
   float* lse = nullptr;         // (kBackwardRows)
   float* delta = nullptr;       // (kBackwardRows)
+  float* kept = nullptr;        // M (kBackwardRows, kBackwardKeys); null: no dropout
   KeyRange* visible = nullptr;  // (kBackwardRows), counted from the chunk's first key, inside the chunk
 };
 
@@ -63,7 +66,7 @@ struct WeightsFinish {
 
 // dS = P (dO V^T - delta)
 struct ScoresFinish {
-  const float* weights;
+  float* weights;
   float* d_scores;
   const float* delta;
   template <int kRows, int kVectors>
@@ -77,7 +80,28 @@ struct ScoresFinish {
   }
 };
 
-// P and dS of a register block of rows, if any of them sees a key of the panel.
+// dS = P (M dO V^T - delta), then P = M P, which is all that is still asked of it.
+struct DroppedScoresFinish {
+  float* weights;
+  float* d_scores;
+  const float* delta;
+  const float* kept;
+  template <int kRows, int kVectors>
+  HWY_INLINE void finish(int64_t row, const Accumulators<kRows, kVectors>& sum) const {
+    for (int r = 0; r < kRows; ++r)
+      for (int c = 0; c < kVectors; ++c) {
+        const int64_t at = (row + r) * kBackwardKeys + c * kLanes;
+        const Vec factor = hn::Load(kFloats, kept + at), weight = hn::Load(kFloats, weights + at);
+        const Vec difference = hn::MulSub(factor, sum.v[r][c], hn::Set(kFloats, delta[row + r]));
+        hn::Store(hn::Mul(weight, difference), kFloats, d_scores + at);
+        hn::Store(hn::Mul(weight, factor), kFloats, weights + at);
+      }
+  }
+};
+
+// P and dS of a register block of rows, if any of them sees a key of the panel. Finish: ScoresFinish or
+// DroppedScoresFinish.
+template <typename Finish>
 struct ScoreBlock {
   const RowTile& tile;
   int64_t head_size;
@@ -85,31 +109,35 @@ struct ScoreBlock {
   KeyRange panel;  // of the chunk
   const float* key_transposed;
   const float* value_transposed;
+  Finish finish;
 
   template <int kRows>
   void rows(int64_t row) const {
     bool any = false;
     for (int r = 0; r < kRows; ++r) any = any || !intersect(tile.visible[row + r], panel).empty();
     if (!any) return;
-    using Block = ProductBlock<Left::k_contiguous, kPanelVectors, WeightsFinish>;
-    float* const weights = tile.weights + panel.begin;
-    Block{tile.query, stride, key_transposed, kPanel, head_size, {weights, tile.lse}}.template rows<kRows>(row);
-    using GradientBlock = ProductBlock<Left::k_contiguous, kPanelVectors, ScoresFinish>;
-    GradientBlock{tile.d_out, stride,    value_transposed,
-                  kPanel,     head_size, {weights, tile.d_scores + panel.begin, tile.delta}}
-        .template rows<kRows>(row);
+    using WeightBlock = ProductBlock<Left::k_contiguous, kPanelVectors, WeightsFinish>;
+    WeightBlock{tile.query, stride, key_transposed, kPanel, head_size, {finish.weights, tile.lse}}.template rows<kRows>(
+        row);
+    using GradientBlock = ProductBlock<Left::k_contiguous, kPanelVectors, Finish>;
+    GradientBlock{tile.d_out, stride, value_transposed, kPanel, head_size, finish}.template rows<kRows>(row);
   }
 };
 
 HWY_INLINE void compute_scores(const KeyChunk& chunk, const RowTile& tile, int64_t head_size) {
   const int64_t padded = padded_head_size(head_size);
-  for (int64_t k = 0; k < chunk.count; k += kPanel)
-    for_row_blocks(tile.rows, ScoreBlock{tile,
-                                         head_size,
-                                         padded,
-                                         {k, k + kPanel},
-                                         chunk.key_transposed + k * padded,
-                                         chunk.value_transposed + k * padded});
+  for (int64_t k = 0; k < chunk.count; k += kPanel) {
+    const auto compute = [&](const auto& finish) HWY_ATTR {
+      using Finish = std::remove_cvref_t<decltype(finish)>;
+      const float* const key = chunk.key_transposed + k * padded;
+      const float* const value = chunk.value_transposed + k * padded;
+      for_row_blocks(tile.rows, ScoreBlock<Finish>{tile, head_size, padded, {k, k + kPanel}, key, value, finish});
+    };
+    if (tile.kept == nullptr)
+      compute(ScoresFinish{tile.weights + k, tile.d_scores + k, tile.delta});
+    else
+      compute(DroppedScoresFinish{tile.weights + k, tile.d_scores + k, tile.delta, tile.kept + k});
+  }
 }
 
 // Adds to d_key and d_value of a register block of keys: runs of rows that see all of its keys by products, the rows
@@ -213,6 +241,11 @@ inline void open_row_tile(const BackwardArguments& args, int64_t kv_head, const 
     constexpr float kInfinity = std::numeric_limits<float>::infinity();
     tile.lse[r] = lse == -kInfinity ? kInfinity : lse;
     tile.delta[r] = args.delta.at(i, a);
+    const KeyRange seen = tile.visible[r];
+    if (tile.kept != nullptr && !seen.empty())
+      dropout_factors(block.draw_keys[a], static_cast<uint64_t>(block.query_begin + i),
+                      block.key_begin + chunk.keys.begin + seen.begin, seen.end - seen.begin, block.drop,
+                      tile.kept + r * kBackwardKeys + seen.begin);
   }
 }
 
@@ -236,7 +269,7 @@ inline void add_d_query(const BackwardArguments& args, int64_t kv_head, int64_t 
 inline int64_t backward_scratch(int64_t head_size) {
   const int64_t padded = padded_head_size(head_size);
   constexpr int64_t kRangeFloats = static_cast<int64_t>(sizeof(KeyRange) / sizeof(float));
-  return (5 * kBackwardKeys + 3 * kBackwardRows) * padded + 2 * kBackwardRows * kBackwardKeys +
+  return (5 * kBackwardKeys + 3 * kBackwardRows) * padded + 3 * kBackwardRows * kBackwardKeys +
          (2 + kRangeFloats) * kBackwardRows;
 }
 
@@ -255,6 +288,11 @@ void backward_task(const BackwardArguments& args, int64_t kv_head, int64_t chunk
   for (float** part : {&tile.weights, &tile.d_scores}) *part = cursor.take(kBackwardRows * kBackwardKeys);
   for (float** part : {&tile.lse, &tile.delta}) *part = cursor.take(kBackwardRows);
   tile.visible = cursor.take_ranges(kBackwardRows);
+  if (block.drops()) {
+    // Register blocks read it whole; outside what a row sees, what they find there goes nowhere.
+    tile.kept = cursor.take(kBackwardRows * kBackwardKeys);
+    std::fill_n(tile.kept, kBackwardRows * kBackwardKeys, 0.0f);
+  }
   open_chunk(block, kv_head, chunk);
 
   std::atomic<int64_t>& progress = args.progress[chunk_index * block.kv_heads + kv_head];

@@ -6,6 +6,8 @@
 //   S = K Q^T;  m' = max(m, max_j S_j);  P = exp(S - m');  alpha = exp(m - m');  l = alpha l + sum_j P_j;  O = alpha O
 //   + V^T P
 //
+// Dropout acts on P between its sum and the product with V.
+//
 // Online softmax: Milakov and Gimelshein (2018), algorithm 3; Dao et al., FlashAttention (2022), algorithm 1.
 
 #if defined(FARSPAN_OPS_CPU_ATTENTION_FORWARD_INL_H) == defined(HWY_TARGET_TOGGLE)
@@ -33,6 +35,9 @@ struct ForwardPanel {
   float* sum = nullptr;      // (kPanel) l: sum of exp(score - m)
   KeyRange some;             // no row sees a key outside
   KeyRange all;              // every row that sees anything sees these; may be empty
+  // Dropout: key of the draws and position of each lane's query.
+  alignas(64) uint64_t draw_key[kPanel];
+  alignas(64) uint64_t query_position[kPanel];
 };
 
 // The key tile that passes by.
@@ -134,6 +139,44 @@ struct PanelSoftmax {
   }
 };
 
+// Weights of visible pairs become 0 or the weight over the share kept, after their sums were taken; -1 stays.
+struct PanelDropout {
+  const ForwardPanel& panel;
+  const DropoutRule& rule;
+  int64_t origin;  // position of the tile's first key
+  KeyRange keys;   // of the tile
+  float* weights;  // (kForwardKeys, kPanel)
+
+  HWY_INLINE void key(WordVec draws, int64_t position, int64_t lane) const {
+    const int64_t k = position - origin;
+    if (k < keys.begin || k >= keys.end) return;
+    const hn::Rebind<uint32_t, Words> draw_tag;
+    const hn::Rebind<float, Words> weight_tag;
+    float* const at = weights + k * kPanel + lane;
+    const auto drops = hn::Lt(hn::TruncateTo(draw_tag, draws), hn::Set(draw_tag, rule.threshold));
+    const auto weight = hn::Load(weight_tag, at);
+    const auto kept =
+        hn::IfThenZeroElse(hn::RebindMask(weight_tag, drops), hn::Mul(weight, hn::Set(weight_tag, rule.scale)));
+    hn::Store(hn::IfNegativeThenElse(weight, weight, kept), weight_tag, at);
+  }
+
+  HWY_INLINE void run() const {
+    for (int64_t position = round_down(origin + keys.begin, 4); position < origin + keys.end; position += 4)
+      for (int64_t lane = 0; lane < kPanel; lane += hn::MaxLanes(kWords)) {
+        const WordVec key_words = hn::Load(kWords, panel.draw_key + lane);
+        WordVec c0 = hn::Set(kWords, static_cast<uint64_t>(position / 4));
+        WordVec c1 = hn::ShiftRight<32>(c0);
+        WordVec c2 = hn::Load(kWords, panel.query_position + lane);
+        WordVec c3 = hn::ShiftRight<32>(c2);
+        philox(c0, c1, c2, c3, key_words, hn::ShiftRight<32>(key_words));
+        key(c0, position, lane);
+        key(c1, position + 1, lane);
+        key(c2, position + 2, lane);
+        key(c3, position + 3, lane);
+      }
+  }
+};
+
 // O = alpha O + V^T P for one block of channels.
 struct ValueBlock {
   const float* value;
@@ -177,6 +220,7 @@ HWY_INLINE void attend(const KernelBlock& block, const ForwardPanel& panel, cons
       ProductBlock<Left::k_contiguous, kPanelVectors, Store>{
           tile.key + first * stride, stride, panel.query, kPanel, block.head_size, {scores + first * kPanel, kPanel}});
   PanelSoftmax{scores, alpha, &bounds}.run(ranges, panel.highest, panel.sum);
+  if (block.drops()) PanelDropout{panel, block.drop, block.key_begin + tile.keys.begin, ranges.some, scores}.run();
   for_row_blocks(block.head_size, ValueBlock{tile.value, stride, scores, alpha, panel.out, ranges});
 }
 
@@ -201,6 +245,13 @@ inline void open_panel(const ForwardArguments& args, int64_t kv_head, float* row
              block.scale, rows + lane * padded);
   }
   transpose(rows, padded, kPanel, channels, panel.query, kPanel);
+
+  if (block.drops())
+    for (int64_t lane = 0; lane < kPanel; ++lane) {
+      const int64_t r = panel.first_row + std::min(lane, panel.rows - 1);
+      panel.draw_key[lane] = block.draw_keys[block.head_of(r, kv_head)];
+      panel.query_position[lane] = static_cast<uint64_t>(block.query_begin + block.query_of(r));
+    }
 
   bool any_started = false;
   for (int64_t lane = 0; lane < kPanel; ++lane) {

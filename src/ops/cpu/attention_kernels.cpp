@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "device/parallel_for.h"
@@ -21,7 +22,8 @@
 #include <hwy/highway.h>
 
 #include "ops/cpu/attention_tile-inl.h"
-// The tasks build on the tile functions.
+#include "ops/cpu/philox-inl.h"
+// The tasks build on these.
 #include "ops/cpu/attention_backward-inl.h"
 #include "ops/cpu/attention_forward-inl.h"
 
@@ -77,7 +79,16 @@ InputRows input_rows(const Tensor& x) { return {x.raw(), x.stride(0), x.stride(1
 OutputRows output_rows(const Tensor& x) { return {x.data<float>(), x.stride(0), x.stride(1)}; }
 PerHead per_head(const Tensor& x) { return {x.data<float>(), x.stride(0)}; }
 
-KernelBlock kernel_block(const AttentionBlock& b) {
+// One for each query head; none without dropout.
+std::vector<uint64_t> draw_keys_of(const AttentionBlock& b) {
+  std::vector<uint64_t> keys;
+  if (b.dropout.probability == 0) return keys;
+  for (int64_t head = 0; head < b.query.dim(1); ++head) keys.push_back(attention_draw_key(b.dropout, head));
+  return keys;
+}
+
+// `draw_keys` stays with the caller while the block is in use.
+KernelBlock kernel_block(const AttentionBlock& b, const std::vector<uint64_t>& draw_keys) {
   return {.query = input_rows(b.query),
           .key = input_rows(b.key),
           .value = input_rows(b.value),
@@ -92,7 +103,10 @@ KernelBlock kernel_block(const AttentionBlock& b) {
           .kv_heads = b.key.dim(1),
           .group = b.query.dim(1) / b.key.dim(1),
           .head_size = b.query.dim(2),
-          .scale = b.scale};
+          .scale = b.scale,
+          .draw_keys = draw_keys.empty() ? nullptr : draw_keys.data(),
+          .drop = DropoutRule(b.dropout.probability),
+          .query_begin = b.query_begin};
 }
 
 // Per backward row tile, the smallest range that holds every key its rows see.
@@ -137,7 +151,8 @@ std::string attention_kernel_declines(const AttentionBlock& block) {
 }
 
 void attention_kernel_forward(const Device& device, const AttentionBlock& block, const Tensor& out, const Tensor& lse) {
-  const ForwardArguments args{kernel_block(block), output_rows(out), per_head(lse)};
+  const std::vector<uint64_t> draw_keys = draw_keys_of(block);
+  const ForwardArguments args{kernel_block(block, draw_keys), output_rows(out), per_head(lse)};
   const int64_t kv_heads = args.block.kv_heads;
   const int64_t tiles = ceil_div(args.block.rows(), forward_rows(args.block.head_size));
   const std::vector<float*> scratch =
@@ -153,8 +168,9 @@ void attention_kernel_forward(const Device& device, const AttentionBlock& block,
 void attention_kernel_backward(const Device& device, const AttentionBlock& block, const Tensor& d_out,
                                const Tensor& lse, const Tensor& delta, const Tensor& d_query, const Tensor& d_key,
                                const Tensor& d_value) {
+  const std::vector<uint64_t> draw_keys = draw_keys_of(block);
   BackwardArguments args;
-  args.block = kernel_block(block);
+  args.block = kernel_block(block, draw_keys);
   args.d_out = input_rows(d_out);
   args.lse = per_head(lse);
   args.delta = per_head(delta);

@@ -8,6 +8,7 @@
 #include <new>
 
 #include "base/math.h"
+#include "ops/dropout_rule.h"
 
 namespace farspan::cpu {
 
@@ -79,7 +80,11 @@ struct KernelBlock {
   int64_t group = 1;  // query heads per key/value head
   int64_t head_size = 0;
   float scale = 1;
+  const uint64_t* draw_keys = nullptr;  // per query head, the key of its dropout draws; null: no dropout
+  DropoutRule drop;
+  int64_t query_begin = 0;
 
+  bool drops() const { return draw_keys != nullptr; }
   int64_t rows() const { return queries * group; }
   int64_t query_of(int64_t row) const { return row / group; }
   int64_t head_of(int64_t row, int64_t kv_head) const { return kv_head * group + row % group; }

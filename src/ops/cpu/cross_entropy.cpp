@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ops/cpu/kernels.h"
+#include "ops/operand_checks.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/cross_entropy.cpp"
@@ -51,10 +52,19 @@ double sum_of_exponentials(const float* x, float maximum, int64_t columns, float
   return total;
 }
 
-void zero_gradient_row(const CrossEntropy& loss, int64_t row) {
-  if (loss.gradient == CrossEntropy::Gradient::none) return;
-  const size_t element = loss.gradient == CrossEntropy::Gradient::f32 ? sizeof(float) : sizeof(BFloat16);
-  std::memset(loss.d_logits.raw(row, 0), 0, static_cast<size_t>(loss.d_logits.columns()) * element);
+void zero_row(const RowView& rows, int64_t row, DType dtype) {
+  std::memset(rows.raw(row, 0), 0, static_cast<size_t>(rows.columns() * size_of(dtype)));
+}
+
+// Logarithm of the sum of exponentials of a row that may be empty or hold nothing of weight: then -inf.
+double log_sum_exp(const float* x, int64_t columns) {
+  const float maximum = row_maximum(x, columns);
+  if (maximum == -std::numeric_limits<float>::infinity()) {
+    double sum = static_cast<double>(maximum);
+    for (int64_t i = 0; i < columns; ++i) sum += static_cast<double>(x[i]);  // -inf, or NaN if there is one
+    return sum;
+  }
+  return static_cast<double>(maximum) + std::log(sum_of_exponentials(x, maximum, columns, nullptr));
 }
 
 void cross_entropy_target(const CrossEntropy& loss, int64_t begin, int64_t end) {
@@ -64,7 +74,8 @@ void cross_entropy_target(const CrossEntropy& loss, int64_t begin, int64_t end) 
     const int32_t target = loss.targets[row];
     if (target < 0) {
       loss.token_loss[row] = 0;
-      zero_gradient_row(loss, row);
+      if (loss.gradient != Gradient::none)
+        zero_row(loss.d_logits, row, loss.gradient == Gradient::f32 ? DType::f32 : DType::bf16);
       continue;
     }
     const float* logits = loss.logits.row<float>(row);
@@ -93,6 +104,45 @@ void cross_entropy_target(const CrossEntropy& loss, int64_t begin, int64_t end) 
   }
 }
 
+void statistics_target(const VocabularyStatistics& statistics, int64_t begin, int64_t end) {
+  const int64_t columns = statistics.logits.columns();
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t target = statistics.targets[row];
+    const int64_t column = target - statistics.first_id;
+    const float* logits = statistics.logits.row<float>(row);
+    statistics.lse[row] = target < 0 ? 0 : static_cast<float>(log_sum_exp(logits, columns));
+    statistics.target_logit[row] = target >= 0 && column >= 0 && column < columns ? logits[column] : 0;
+  }
+}
+
+template <typename T>
+void gradient_row(const VocabularyGradient& gradient, int64_t row) {
+  const float* logits = gradient.logits.row<float>(row);
+  T* d_logits = gradient.d_logits.row<T>(row);
+  const int64_t columns = gradient.logits.columns();
+  const int64_t column = gradient.targets[row] - gradient.first_id;
+  const bool here = column >= 0 && column < columns;
+  const float target_logit = here ? logits[column] : 0;  // before it may be overwritten
+  const auto shift = hn::Set(F32(), gradient.lse[row]);
+  const auto factor = hn::Set(F32(), static_cast<float>(gradient.gradient_scale));
+  for_vectors(columns, [&](int64_t i, int64_t count) HWY_ATTR {
+    store(hn::Mul(exponential(hn::Sub(load(logits + i, count), shift)), factor), d_logits + i, count);
+  });
+  if (!here) return;
+  const double probability = std::exp(static_cast<double>(target_logit) - static_cast<double>(gradient.lse[row]));
+  d_logits[column] = from_float<T>(static_cast<float>((probability - 1.0) * gradient.gradient_scale));
+}
+
+void gradient_target(const VocabularyGradient& gradient, int64_t begin, int64_t end) {
+  with_compute_type(gradient.dtype, [&](auto element) {
+    for (int64_t row = begin; row < end; ++row)
+      if (gradient.targets[row] < 0)
+        zero_row(gradient.d_logits, row, gradient.dtype);
+      else
+        gradient_row<decltype(element)>(gradient, row);
+  });
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace farspan::cpu
 HWY_AFTER_NAMESPACE();
@@ -101,9 +151,19 @@ HWY_AFTER_NAMESPACE();
 namespace farspan::cpu {
 
 HWY_EXPORT(cross_entropy_target);
+HWY_EXPORT(statistics_target);
+HWY_EXPORT(gradient_target);
 
 void cross_entropy(const CrossEntropy& loss, int64_t begin, int64_t end) {
   HWY_DYNAMIC_DISPATCH(cross_entropy_target)(loss, begin, end);
+}
+
+void vocabulary_statistics(const VocabularyStatistics& statistics, int64_t begin, int64_t end) {
+  HWY_DYNAMIC_DISPATCH(statistics_target)(statistics, begin, end);
+}
+
+void vocabulary_gradient(const VocabularyGradient& gradient, int64_t begin, int64_t end) {
+  HWY_DYNAMIC_DISPATCH(gradient_target)(gradient, begin, end);
 }
 
 }  // namespace farspan::cpu

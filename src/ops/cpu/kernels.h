@@ -7,6 +7,7 @@
 
 #include "ops/accumulate.h"
 #include "ops/cpu/row_view.h"
+#include "ops/dropout_rule.h"
 #include "ops/optimizer_step.h"
 #include "tensor/dtype.h"
 
@@ -51,6 +52,38 @@ struct CrossEntropy {
 };
 void cross_entropy(const CrossEntropy& loss, int64_t begin, int64_t end);
 
+// `targets` are global ids; column i of the logits is id first_id + i.
+struct VocabularyStatistics {
+  RowView logits;
+  const int32_t* targets;
+  int64_t first_id;
+  float* lse;
+  float* target_logit;
+};
+void vocabulary_statistics(const VocabularyStatistics& statistics, int64_t begin, int64_t end);
+
+struct VocabularyGradient {
+  RowView logits;
+  const int32_t* targets;
+  int64_t first_id;
+  const float* lse;
+  double gradient_scale;
+  RowView d_logits;
+  DType dtype;  // of d_logits
+};
+void vocabulary_gradient(const VocabularyGradient& gradient, int64_t begin, int64_t end);
+
+// y = x + dropped(z), or dropped(z) without x. token_index null: nothing is dropped.
+struct DropoutRows {
+  RowView x = {}, z, y;
+  DType x_dtype = DType::f32, z_dtype, y_dtype;
+  bool has_x = false;
+  const int64_t* token_index = nullptr;
+  uint64_t key = 0;
+  DropoutRule rule = {};
+};
+void dropout_rows(const DropoutRows& rows, int64_t begin, int64_t end);
+
 // n elements of dense rows.
 void cast_elements(const void* x, DType x_dtype, void* y, DType y_dtype, int64_t n);
 void add_elements(const void* a, DType a_dtype, const void* b, DType b_dtype, void* y, DType y_dtype, int64_t n);
@@ -58,9 +91,15 @@ void add_elements(const void* a, DType a_dtype, const void* b, DType b_dtype, vo
 // In fp64; the order of the sum depends on n only.
 double sum_of_squares(const float* x, int64_t n);
 
-// n elements from each pointer; compute_weight may be null.
-void adamw_elements(const AdamWStep& adamw, const float* gradient, float* weight, float* m, float* v,
-                    BFloat16* compute_weight, int64_t n);
-void sgd_elements(const SgdStep& sgd, const float* gradient, float* weight, BFloat16* compute_weight, int64_t n);
+// Where the new weight is written once more; no data: nowhere.
+struct WeightCopy {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+};
+
+// n elements from each pointer.
+void adamw_elements(const AdamWStep& adamw, const float* gradient, float* weight, float* m, float* v, WeightCopy copy,
+                    int64_t n);
+void sgd_elements(const SgdStep& sgd, const float* gradient, float* weight, WeightCopy copy, int64_t n);
 
 }  // namespace farspan::cpu

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ops/cpu/kernels.h"
+#include "ops/operand_checks.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/optimizer_step.cpp"
@@ -17,8 +18,9 @@ namespace HWY_NAMESPACE {
 
 HWY_INLINE Floats broadcast(double value) { return hn::Set(F32(), static_cast<float>(value)); }
 
-void adamw_target(const AdamWStep& adamw, const float* gradient, float* weight, float* m, float* v,
-                  BFloat16* compute_weight, int64_t n) {
+template <typename Copy>
+void adamw_range(const AdamWStep& adamw, const float* gradient, float* weight, float* m, float* v, Copy* copy,
+                 int64_t n) {
   const double step = static_cast<double>(adamw.step);
   const auto scale = broadcast(adamw.gradient_scale);
   const auto decay = broadcast(adamw.lr * adamw.weight_decay);
@@ -38,18 +40,32 @@ void adamw_target(const AdamWStep& adamw, const float* gradient, float* weight, 
     const auto w = load(weight + i, count);
     const auto next = hn::Sub(w, hn::MulAdd(decay, w, update));
     store(next, weight + i, count);
-    if (compute_weight != nullptr) store(next, compute_weight + i, count);
+    if (copy != nullptr) store(next, copy + i, count);
   });
 }
 
-void sgd_target(const SgdStep& sgd, const float* gradient, float* weight, BFloat16* compute_weight, int64_t n) {
+template <typename Copy>
+void sgd_range(const SgdStep& sgd, const float* gradient, float* weight, Copy* copy, int64_t n) {
   const auto decay = broadcast(sgd.lr * sgd.weight_decay);
   const auto rate = broadcast(sgd.lr * sgd.gradient_scale);
   for_vectors(n, [&](int64_t i, int64_t count) HWY_ATTR {
     const auto w = load(weight + i, count);
     const auto next = hn::Sub(w, hn::MulAdd(decay, w, hn::Mul(rate, load(gradient + i, count))));
     store(next, weight + i, count);
-    if (compute_weight != nullptr) store(next, compute_weight + i, count);
+    if (copy != nullptr) store(next, copy + i, count);
+  });
+}
+
+void adamw_target(const AdamWStep& adamw, const float* gradient, float* weight, float* m, float* v, WeightCopy copy,
+                  int64_t n) {
+  with_compute_type(copy.dtype, [&](auto element) {
+    adamw_range(adamw, gradient, weight, m, v, static_cast<decltype(element)*>(copy.data), n);
+  });
+}
+
+void sgd_target(const SgdStep& sgd, const float* gradient, float* weight, WeightCopy copy, int64_t n) {
+  with_compute_type(copy.dtype, [&](auto element) {
+    sgd_range(sgd, gradient, weight, static_cast<decltype(element)*>(copy.data), n);
   });
 }
 
@@ -63,13 +79,13 @@ namespace farspan::cpu {
 HWY_EXPORT(adamw_target);
 HWY_EXPORT(sgd_target);
 
-void adamw_elements(const AdamWStep& adamw, const float* gradient, float* weight, float* m, float* v,
-                    BFloat16* compute_weight, int64_t n) {
-  HWY_DYNAMIC_DISPATCH(adamw_target)(adamw, gradient, weight, m, v, compute_weight, n);
+void adamw_elements(const AdamWStep& adamw, const float* gradient, float* weight, float* m, float* v, WeightCopy copy,
+                    int64_t n) {
+  HWY_DYNAMIC_DISPATCH(adamw_target)(adamw, gradient, weight, m, v, copy, n);
 }
 
-void sgd_elements(const SgdStep& sgd, const float* gradient, float* weight, BFloat16* compute_weight, int64_t n) {
-  HWY_DYNAMIC_DISPATCH(sgd_target)(sgd, gradient, weight, compute_weight, n);
+void sgd_elements(const SgdStep& sgd, const float* gradient, float* weight, WeightCopy copy, int64_t n) {
+  HWY_DYNAMIC_DISPATCH(sgd_target)(sgd, gradient, weight, copy, n);
 }
 
 }  // namespace farspan::cpu

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/parallel_for.h"
+#include "ops/dropout_rule.h"
 
 namespace farspan::ref {
 namespace {
@@ -34,7 +35,10 @@ struct TypedBlock {
         heads(b.query.dim(1)),
         kv_heads(b.key.dim(1)),
         head_size(b.query.dim(2)),
-        group(heads / kv_heads) {}
+        group(heads / kv_heads),
+        drop(b.dropout.probability) {
+    for (int64_t a = 0; a < heads; ++a) draw_keys.push_back(attention_draw_key(b.dropout, a));
+  }
 
   const T* query_row(int64_t i, int64_t a) const {
     return query + i * block.query.stride(0) + a * block.query.stride(1);
@@ -56,6 +60,14 @@ struct TypedBlock {
   double score(int64_t i, int64_t a, int64_t j) const {
     return static_cast<double>(block.scale) * dot(query_row(i, a), key_row(j, a / group));
   }
+  // What dropout multiplies a probability by: 0 or the inverse of the share kept.
+  double kept(int64_t i, int64_t a, int64_t j) const {
+    if (block.dropout.probability == 0) return 1;
+    const Philox draws(draw_keys[static_cast<size_t>(a)], static_cast<uint64_t>(block.query_begin + i));
+    const int64_t position = block.key_begin + j;
+    const Philox::Block words = draws.block(static_cast<uint64_t>(position / 4));
+    return drop.drops(words[static_cast<size_t>(position % 4)]) ? 0 : 1 / (1 - block.dropout.probability);
+  }
   double dot(const T* x, const T* y) const {
     double sum = 0;
     for (int64_t d = 0; d < head_size; ++d) sum += static_cast<double>(to_float(x[d])) * to_float(y[d]);
@@ -69,6 +81,8 @@ struct TypedBlock {
   const int64_t* lo;
   const int64_t* hi;
   int64_t queries, keys, heads, kv_heads, head_size, group;
+  DropoutRule drop;
+  std::vector<uint64_t> draw_keys;  // one a query head
 };
 
 // y += weight * x
@@ -103,7 +117,7 @@ void forward_row(const TypedBlock<T>& b, int64_t i, int64_t a, float* out_row, f
   for (int64_t j = range.begin; j < range.end; ++j) {
     const double weight = std::exp(scores[static_cast<size_t>(j - range.begin)] - highest);
     sum += weight;
-    add_scaled(weight, b.value_row(j, a / b.group), mean);
+    add_scaled(b.kept(i, a, j) * weight, b.value_row(j, a / b.group), mean);
   }
   for (size_t d = 0; d < mean.size(); ++d) out_row[d] = static_cast<float>(mean[d] / sum);
   *lse = static_cast<float>(highest + std::log(sum));
@@ -140,10 +154,10 @@ struct OutputGradient {
   const Tensor& delta;
 };
 
-// ds_ij = p_ij (<d_out_i, v_j> - delta_i)
+// ds_ij = p_ij (m_ij <d_out_i, v_j> - delta_i)
 template <typename T>
 double d_score(const TypedBlock<T>& b, const OutputGradient<T>& g, double p, int64_t i, int64_t a, int64_t j) {
-  return p * (b.dot(g.row(i, a), b.value_row(j, a / b.group)) - g.delta_at(i, a));
+  return p * (b.kept(i, a, j) * b.dot(g.row(i, a), b.value_row(j, a / b.group)) - g.delta_at(i, a));
 }
 
 template <typename T>
@@ -167,7 +181,7 @@ void backward_key(const TypedBlock<T>& b, const OutputGradient<T>& g, int64_t j,
     if (!b.sees(i, j)) continue;
     for (int64_t a = h * b.group; a < (h + 1) * b.group; ++a) {
       const double p = g.probability(i, a, b.score(i, a, j));
-      add_scaled(p, g.row(i, a), d_value);
+      add_scaled(b.kept(i, a, j) * p, g.row(i, a), d_value);
       add_scaled(b.block.scale * d_score(b, g, p, i, a, j), b.query_row(i, a), d_key);
     }
   }

@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "base/philox.h"
+
 namespace farspan::ref {
 
 RmsNorm rms_norm_forward(const Matrix& x, const Matrix& weight, double epsilon) {
@@ -86,6 +88,19 @@ Matrix embedding_backward(std::span<const int32_t> tokens, const Matrix& d_y, in
   for (int64_t t = 0; t < d_y.rows; ++t)
     for (int64_t i = 0; i < d_y.columns; ++i) d_weight.at(tokens[static_cast<size_t>(t)], i) += d_y.at(t, i);
   return d_weight;
+}
+
+Matrix dropped(const Matrix& z, std::span<const int64_t> token_index, const Dropout& dropout) {
+  Matrix y(z.rows, z.columns);
+  for (int64_t t = 0; t < z.rows; ++t) {
+    const Philox draws(dropout.key, static_cast<uint64_t>(token_index[static_cast<size_t>(t)]));
+    for (int64_t c = 0; c < z.columns; ++c) {
+      const uint32_t draw = draws.block(static_cast<uint64_t>(c / 4))[static_cast<size_t>(c % 4)];
+      const bool kept = static_cast<double>(draw) >= dropout.probability * 0x1p32;
+      if (kept) y.at(t, c) = z.at(t, c) / (1 - dropout.probability);
+    }
+  }
+  return y;
 }
 
 Matrix column_sums(const Matrix& d_y) {

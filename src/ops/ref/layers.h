@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layers' operators in fp64, written as their formulas read; see ops/rms_norm.h, ops/swiglu.h, ops/rope.h and
-// ops/embedding.h for those. One row per token (or per token and head).
+// The layers' operators in fp64, written as their formulas read; see ops/rms_norm.h, ops/swiglu.h, ops/rope.h,
+// ops/embedding.h and ops/dropout.h for those. One row per token (or per token and head).
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "ops/dropout.h"
 #include "ops/ref/matrix.h"
 #include "ops/rope.h"
 
@@ -33,6 +34,9 @@ Matrix rope(const Matrix& x, std::span<const int64_t> positions, std::span<const
 
 Matrix embedding_forward(std::span<const int32_t> tokens, const Matrix& weight);
 Matrix embedding_backward(std::span<const int32_t> tokens, const Matrix& d_y, int64_t vocabulary);
+
+// z and the token of each of its rows.
+Matrix dropped(const Matrix& z, std::span<const int64_t> token_index, const Dropout& dropout);
 
 // (1, O): the gradient of a bias.
 Matrix column_sums(const Matrix& d_y);

@@ -5,119 +5,137 @@
 #include <array>
 
 #include "ops/attention.h"
-#include "ops/elementwise.h"
 
 namespace farspan {
 namespace {
-
-// One row of a tensor whose first dimension is B: the same view without that dimension.
-Tensor row_of(const Tensor& x, int64_t b) {
-  std::array<int64_t, Shape::kMaxRank> sizes{};
-  std::array<int64_t, Shape::kMaxRank> strides{};
-  const auto rank = static_cast<size_t>(x.rank() - 1);
-  for (size_t i = 0; i < rank; ++i) {
-    sizes[i] = x.dim(static_cast<int>(i) + 1);
-    strides[i] = x.stride(static_cast<int>(i) + 1);
-  }
-  return Tensor(x.slice(0, b, b + 1).raw(), x.dtype(), Shape(std::span<const int64_t>(sizes.data(), rank)),
-                Shape(std::span<const int64_t>(strides.data(), rank)));
-}
 
 Tensor tokens_of(const Tensor& x, int dim, const LocalSpan& span) {
   return x.slice(dim, span.local_begin, span.local_begin + span.positions.length());
 }
 
-// Calls body(row, query span, key span, block) for every block with a visible pair: rows, then query spans, then key
-// spans, each ascending, so that sums have one order.
-template <typename Body>
-void for_each_block(const AttentionCall& call, int key_rank, Span local, const Tensor& key, const Tensor& value,
-                    Body&& body) {
-  const auto query_spans = local_spans(call.layout, call.cp.rank(), {0, call.layout.local_length()});
-  auto key_spans = local_spans(call.layout, key_rank, local);
-  for (LocalSpan& span : key_spans) span.local_begin -= local.begin;  // from the row's memory to that of `key`
+// The query heads that read key/value heads `heads`.
+Span query_heads(const ContextAttentionShape& shape, Span heads) {
+  const int64_t group = shape.heads / shape.kv_heads;
+  return {heads.begin * group, heads.end * group};
+}
 
-  for (int64_t b = 0; b < call.rows(); ++b) {
-    const IntervalMask& mask = call.mask.rows[static_cast<size_t>(b)];
-    for (const LocalSpan& queries : query_spans) {
-      for (const LocalSpan& keys : key_spans) {
-        const int64_t pairs = mask.visible_pairs(queries.positions, keys.positions);
-        if (pairs == 0) continue;
-        AttentionBlock block;
-        block.query = tokens_of(row_of(call.query, b), 0, queries);
-        block.key = tokens_of(row_of(key, b), 0, keys);
-        block.value = tokens_of(row_of(value, b), 0, keys);
-        block.lo = tokens_of(row_of(call.mask.lo, b), 0, queries);
-        block.hi = tokens_of(row_of(call.mask.hi, b), 0, queries);
-        block.key_begin = keys.positions.begin;
-        block.scale = call.shape.scale;
-        block.visible_pairs = pairs;
-        body(b, queries, keys, block);
-      }
-    }
+// What one block touches of tensors that have a query in each entry.
+struct QueryPart {
+  int64_t row;
+  LocalSpan queries;
+  Span heads;
+  Tensor of_heads(const Tensor& x) const {  // (B, s, A, D) -> (n, a, D)
+    return tokens_of(entry(x, row), 0, queries).slice(1, heads.begin, heads.end);
   }
+  Tensor of_scalars(const Tensor& x) const {  // (B, A, s) -> (a, n)
+    return tokens_of(entry(x, row), 1, queries).slice(0, heads.begin, heads.end);
+  }
+};
+
+AttentionBlock block_of(const AttentionCall& call, const QueryPart& part, const KeyBlock& keys, int64_t pairs) {
+  AttentionBlock block;
+  block.query = part.of_heads(call.query);
+  block.key = keys.key;
+  block.value = keys.value;
+  block.lo = tokens_of(entry(call.lo, part.row), 0, part.queries);
+  block.hi = tokens_of(entry(call.hi, part.row), 0, part.queries);
+  block.key_begin = keys.segment.keys.positions.begin;
+  block.query_begin = part.queries.positions.begin;
+  block.scale = call.shape.scale;
+  block.visible_pairs = pairs;
+  if (call.dropout.probability > 0) {
+    block.dropout = call.dropout;
+    block.dropout.row = call.row_ids[static_cast<size_t>(part.row)];
+    block.dropout.first_head = call.shape.first_head + part.heads.begin;
+  }
+  return block;
+}
+
+// Calls body(part, block) for every block of these keys with a visible pair, queries ascending, so that sums have one
+// order.
+template <typename Body>
+void for_each_block(const AttentionCall& call, const KeyBlock& keys, Body&& body) {
+  const auto row = static_cast<size_t>(keys.segment.row);
+  const Span positions = keys.segment.keys.positions;
+  const std::vector<QuerySpan>& spans = call.query_spans[row];
+  auto span = std::partition_point(spans.begin(), spans.end(),
+                                   [&](const QuerySpan& s) { return s.sees.end <= positions.begin; });
+  for (; span != spans.end() && span->sees.begin < positions.end; ++span) {
+    const int64_t pairs = call.rows.masks[row].visible_pairs(span->queries.positions, positions);
+    if (pairs == 0) continue;
+    const QueryPart part{keys.segment.row, span->queries, query_heads(call.shape, keys.heads)};
+    body(part, block_of(call, part, keys, pairs));
+  }
+}
+
+// Calls body(segment) for each of this rank's own segments: rows, then positions, ascending.
+template <typename Body>
+void for_each_own_segment(const AttentionCall& call, Body&& body) {
+  for (int64_t row = 0; row < call.rows.count(); ++row)
+    for (const LocalSpan& span : call.rows.layouts[static_cast<size_t>(row)].spans(call.rank()))
+      body(Segment{row, span});
+}
+
+// The tokens of one of this rank's segments in a tensor of all its local tokens: (B, s, K, D) -> (tokens, K, D).
+Tensor own_tokens(const Tensor& x, const Segment& segment) { return tokens_of(entry(x, segment.row), 0, segment.keys); }
+
+KeyBlock own_keys(const AttentionCall& call, const Segment& segment) {
+  return {segment, {0, call.shape.kv_heads}, own_tokens(call.key, segment), own_tokens(call.value, segment)};
 }
 
 }  // namespace
 
-std::vector<LocalSpan> local_spans(const SequenceLayout& layout, int rank, Span local) {
-  std::vector<LocalSpan> spans;
-  int64_t local_begin = 0;
-  for (Span chunk : layout.spans(rank)) {
-    const int64_t from = std::max(local.begin, local_begin);
-    const int64_t to = std::min(local.end, local_begin + chunk.length());
-    const Span positions{chunk.begin + from - local_begin, chunk.begin + to - local_begin};
-    local_begin += chunk.length();
-    if (from >= to) continue;
-    if (!spans.empty() && spans.back().positions.end == positions.begin)
-      spans.back().positions.end = positions.end;
-    else
-      spans.push_back({positions, from});
-  }
-  return spans;
+void AttentionCall::prepare() {
+  query_spans.assign(static_cast<size_t>(rows.count()), {});
+  for (size_t row = 0; row < query_spans.size(); ++row)
+    for (const LocalSpan& span : rows.layouts[row].spans(rank())) {
+      const Span sees = rows.masks[row].visible_range(span.positions);
+      if (!sees.empty()) query_spans[row].push_back({span, sees});
+    }
 }
 
 void start_state(const AttentionCall& call, Tensor out, Tensor lse) {
-  for (int64_t b = 0; b < call.rows(); ++b) attention_state_init(call.device, row_of(out, b), row_of(lse, b));
+  for (int64_t b = 0; b < call.rows.count(); ++b) attention_state_init(call.device, entry(out, b), entry(lse, b));
 }
 
-void write_delta(const AttentionCall& call, const Tensor& out, const OutputGradient& gradient) {
-  for (int64_t b = 0; b < call.rows(); ++b)
-    attention_delta(call.device, row_of(out, b), row_of(gradient.d_out, b), row_of(gradient.delta, b));
+void write_delta(Device& device, const Tensor& out, const Tensor& d_out, Tensor delta) {
+  for (int64_t b = 0; b < out.dim(0); ++b) attention_delta(device, entry(out, b), entry(d_out, b), entry(delta, b));
 }
 
-void attend_forward(const AttentionCall& call, int key_rank, Span local, const Tensor& key, const Tensor& value,
-                    Tensor out, Tensor lse) {
-  for_each_block(call, key_rank, local, key, value,
-                 [&](int64_t b, const LocalSpan& queries, const LocalSpan&, const AttentionBlock& block) {
-                   attention_block_forward(call.device, block, tokens_of(row_of(out, b), 0, queries),
-                                           tokens_of(row_of(lse, b), 1, queries));
-                 });
+void attend_forward(const AttentionCall& call, const KeyBlock& keys, Tensor out, Tensor lse) {
+  for_each_block(call, keys, [&](const QueryPart& part, const AttentionBlock& block) {
+    attention_block_forward(call.device, block, part.of_heads(out), part.of_scalars(lse));
+  });
 }
 
-void attend_backward(const AttentionCall& call, const OutputGradient& gradient, int key_rank, Span local,
-                     const Tensor& key, const Tensor& value, Tensor d_key, Tensor d_value) {
-  for_each_block(call, key_rank, local, key, value,
-                 [&](int64_t b, const LocalSpan& queries, const LocalSpan& keys, const AttentionBlock& block) {
-                   attention_block_backward(
-                       call.device, block, tokens_of(row_of(gradient.d_out, b), 0, queries),
-                       tokens_of(row_of(gradient.lse, b), 1, queries), tokens_of(row_of(gradient.delta, b), 1, queries),
-                       tokens_of(row_of(gradient.d_query, b), 0, queries), tokens_of(row_of(d_key, b), 0, keys),
-                       tokens_of(row_of(d_value, b), 0, keys));
-                 });
+void attend_backward(const AttentionCall& call, const OutputGradient& gradient, const KeyBlock& keys, Tensor d_key,
+                     Tensor d_value) {
+  for_each_block(call, keys, [&](const QueryPart& part, const AttentionBlock& block) {
+    attention_block_backward(call.device, block, part.of_heads(gradient.d_out), part.of_scalars(gradient.lse),
+                             part.of_scalars(gradient.delta), part.of_heads(gradient.d_query), d_key, d_value);
+  });
 }
 
-Tensor packed_half(const Tensor& packed, int half) { return row_of(packed, half); }
-
-void pack(Device& device, const Tensor& key, const Tensor& value, Tensor packed) {
-  cast(device, key, packed_half(packed, 0));
-  cast(device, value, packed_half(packed, 1));
+void attend_own_forward(const AttentionCall& call, Tensor out, Tensor lse) {
+  for_each_own_segment(call, [&](const Segment& segment) { attend_forward(call, own_keys(call, segment), out, lse); });
 }
 
-void unpack(Device& device, const Tensor& packed, Tensor key, Tensor value) {
-  cast(device, packed_half(packed, 0), key);
-  cast(device, packed_half(packed, 1), value);
+void attend_own_backward(const AttentionCall& call, const OutputGradient& gradient, Tensor d_key, Tensor d_value) {
+  for_each_own_segment(call, [&](const Segment& segment) {
+    attend_backward(call, gradient, own_keys(call, segment), own_tokens(d_key, segment), own_tokens(d_value, segment));
+  });
 }
 
-void zero_packed(Device& device, const Tensor& packed) { fill(device, packed.reshape({packed.numel()}), 0); }
+Tensor entry(const Tensor& x, int64_t i) {
+  std::array<int64_t, Shape::kMaxRank> sizes{};
+  std::array<int64_t, Shape::kMaxRank> strides{};
+  const auto rank = static_cast<size_t>(x.rank() - 1);
+  for (size_t d = 0; d < rank; ++d) {
+    sizes[d] = x.dim(static_cast<int>(d) + 1);
+    strides[d] = x.stride(static_cast<int>(d) + 1);
+  }
+  return Tensor(x.slice(0, i, i + 1).raw(), x.dtype(), Shape(std::span<const int64_t>(sizes.data(), rank)),
+                Shape(std::span<const int64_t>(strides.data(), rank)));
+}
 
 }  // namespace farspan

@@ -1,41 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every context-parallel schedule shares: one attention call as a rank sees it, and the step "attend to the keys
-// and values of some tokens of some rank". A schedule only decides in which order keys and values come by and where
-// their gradients go.
+// and values of this segment". A schedule only decides in which order keys and values come by and where their gradients
+// go.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "parallel/context/context_attention.h"
 
 namespace farspan {
 
-// Consecutive row positions that lie one after the other in a rank's local memory, from local token `local_begin` on.
-struct LocalSpan {
-  Span positions;
-  int64_t local_begin = 0;
+// Who owns which tokens, and who sees whom, in the B rows of a call.
+struct DealtRows {
+  std::span<const RowLayout> layouts;   // (B) over the ranks among which keys travel
+  std::span<const IntervalMask> masks;  // (B)
+  int64_t count() const { return std::ssize(masks); }
+  int64_t local_length() const { return layouts[0].local_length(); }
 };
 
-// The row positions of local tokens [local.begin, local.end) of a rank; chunks that touch are one span (the last rank
-// of a zigzag owns two neighbours), so their keys make one block.
-std::vector<LocalSpan> local_spans(const SequenceLayout& layout, int rank, Span local);
+// Keys of one row that one rank owns, consecutive both in the row and in that rank's memory.
+struct Segment {
+  int64_t row = 0;
+  LocalSpan keys;
+  int64_t tokens() const { return keys.positions.length(); }
+};
 
-// The inputs of one call.
+// Local queries of one row, consecutive likewise, and the smallest span of keys that holds all they see.
+struct QuerySpan {
+  LocalSpan queries;
+  Span sees;
+};
+
+// The inputs of one call: B rows of s local tokens, A query heads, K key/value heads.
 struct AttentionCall {
   Device& device;
   Arena& arena;
-  Communicator& cp;
-  const SequenceLayout& layout;
+  Communicator* cp;  // among whose ranks keys travel; null when this rank owns every key
+  DealtRows rows;
   ContextAttentionShape shape;
-  const BatchMask& mask;
-  Tensor query;  // (B, s, A, D)
-  Tensor key;    // (B, s, K, D)
-  Tensor value;  // (B, s, K, D)
+  AttentionDropout dropout;          // row and first_head are filled in block by block
+  std::span<const int64_t> row_ids;  // (B); read with dropout only
+  Tensor lo;                         // (B, s) i64
+  Tensor hi;                         // (B, s) i64
+  Tensor query;                      // (B, s, A, D)
+  Tensor key;                        // (B, s, K, D)
+  Tensor value;                      // (B, s, K, D)
+  // (B): the local queries that see anything, ascending. Filled by prepare().
+  std::vector<std::vector<QuerySpan>> query_spans = {};
 
-  int64_t rows() const { return query.dim(0); }
+  int rank() const { return cp == nullptr ? 0 : cp->rank(); }
+  int ranks() const { return cp == nullptr ? 1 : cp->size(); }
+  int64_t local_length() const { return query.dim(1); }
   DType dtype() const { return query.dtype(); }
-  // Keys and values side by side, as they travel: (2, B, tokens, K, D).
-  Shape packed_shape(int64_t tokens) const { return {2, rows(), tokens, shape.kv_heads, shape.head_dim}; }
+  void prepare();
 };
 
 // What backward knows of the output, and where the queries' gradient grows.
@@ -46,36 +64,32 @@ struct OutputGradient {
   Tensor d_query;  // (B, s, A, D) f32, added to
 };
 
+// The keys and values of a segment, wherever they lie, of key/value heads [heads.begin, heads.end).
+struct KeyBlock {
+  Segment segment;
+  Span heads;
+  Tensor key;    // (tokens, heads, D)
+  Tensor value;  // (tokens, heads, D)
+};
+
 // The running state before any key: out (B, s, A, D) f32 = 0, lse (B, A, s) f32 = -inf.
 void start_state(const AttentionCall& call, Tensor out, Tensor lse);
-// gradient.delta from the final out (B, s, A, D).
-void write_delta(const AttentionCall& call, const Tensor& out, const OutputGradient& gradient);
+// delta (B, A, s) f32 from the final out and d_out (B, s, A, D).
+void write_delta(Device& device, const Tensor& out, const Tensor& d_out, Tensor delta);
 
-// Adds to the running state the keys of local tokens `local` of `key_rank`, for all local queries and rows. key, value
-// (B, local.length(), K, D); out (B, s, A, D) f32; lse (B, A, s) f32. Blocks in which nothing is visible are left out.
-void attend_forward(const AttentionCall& call, int key_rank, Span local, const Tensor& key, const Tensor& value,
-                    Tensor out, Tensor lse);
+// Adds one segment's keys to the running state of all local queries of its row: out (B, s, A, D) f32; lse (B, A, s)
+// f32. Blocks in which nothing is visible are left out.
+void attend_forward(const AttentionCall& call, const KeyBlock& keys, Tensor out, Tensor lse);
 
-// Adds the same keys' share of the gradients. d_key, d_value (B, local.length(), K, D) f32.
-void attend_backward(const AttentionCall& call, const OutputGradient& gradient, int key_rank, Span local,
-                     const Tensor& key, const Tensor& value, Tensor d_key, Tensor d_value);
+// Adds the same keys' share of the gradients. d_key, d_value (tokens, heads, D) f32.
+void attend_backward(const AttentionCall& call, const OutputGradient& gradient, const KeyBlock& keys, Tensor d_key,
+                     Tensor d_value);
 
-// Halves of a packed buffer (2, B, tokens, K, D), each (B, tokens, K, D): 0 the keys (or their gradient), 1 the values.
-Tensor packed_half(const Tensor& packed, int half);
-// Writes keys and values (B, tokens, K, D) to a packed buffer.
-void pack(Device& device, const Tensor& key, const Tensor& value, Tensor packed);
-// And back, rounding to the dtype of `key` and `value`.
-void unpack(Device& device, const Tensor& packed, Tensor key, Tensor value);
-// One packed buffer, or several in a row, = 0.
-void zero_packed(Device& device, const Tensor& packed);
+// This rank's own keys, all heads. d_key, d_value (B, s, K, D) f32.
+void attend_own_forward(const AttentionCall& call, Tensor out, Tensor lse);
+void attend_own_backward(const AttentionCall& call, const OutputGradient& gradient, Tensor d_key, Tensor d_value);
 
-// The schedules. Forward adds all ranks' keys to the running state out (B, s, A, D) f32, lse (B, A, s) f32. Backward
-// adds to gradient.d_query and writes d_key, d_value (B, s, K, D) in the key's dtype.
-void local_forward(const AttentionCall& call, Tensor out, Tensor lse);  // cp = 1
-void local_backward(const AttentionCall& call, const OutputGradient& gradient, Tensor d_key, Tensor d_value);
-void ring_forward(const AttentionCall& call, Tensor out, Tensor lse);
-void ring_backward(const AttentionCall& call, const OutputGradient& gradient, Tensor d_key, Tensor d_value);
-void all_gather_forward(const AttentionCall& call, Tensor out, Tensor lse);
-void all_gather_backward(const AttentionCall& call, const OutputGradient& gradient, Tensor d_key, Tensor d_value);
+// Entry i of a tensor's first dimension: the same memory without that dimension.
+Tensor entry(const Tensor& x, int64_t i);
 
 }  // namespace farspan

@@ -1,27 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "parallel/context/context_attention.h"
 
+#include <array>
+
+#include "config/names.h"
 #include "ops/elementwise.h"
 #include "parallel/context/block_attention.h"
+#include "parallel/context/head_exchange.h"
+#include "parallel/context/hierarchy.h"
+#include "parallel/context/key_schedule.h"
+#include "parallel/deal.h"
 
 namespace farspan {
 namespace {
-
-std::string_view name_of(CpCommType type) {
-  switch (type) {
-    case CpCommType::p2p:
-      return "p2p";
-    case CpCommType::all_gather:
-      return "all_gather";
-    case CpCommType::a2a:
-      return "a2a";
-    case CpCommType::a2a_p2p:
-      return "a2a+p2p";
-    case CpCommType::automatic:
-      return "auto";
-  }
-  return "?";
-}
 
 void check_tensor(std::string_view name, const Tensor& x, DType dtype, const Shape& shape) {
   FARSPAN_CHECK(x.dtype() == dtype && x.shape() == shape && x.stride(-1) == 1,
@@ -29,106 +20,262 @@ void check_tensor(std::string_view name, const Tensor& x, DType dtype, const Sha
                 name_of(x.dtype()), x.shape().str(), x.stride(-1), name_of(dtype), shape.str());
 }
 
-// The shapes every call has: queries, keys and values of s local tokens of B rows, and a mask for them.
-AttentionCall checked_call(Device& device, Arena& arena, Communicator& cp, const SequenceLayout& layout,
-                           const ContextAttentionShape& shape, const BatchMask& mask, const Tensor& query,
-                           const Tensor& key, const Tensor& value) {
-  FARSPAN_CHECK(query.rank() == 4 && (query.dtype() == DType::f32 || query.dtype() == DType::bf16),
-                "context attention: query is {} {}, expected (B, s, A, D) of f32 or bf16", name_of(query.dtype()),
-                query.shape().str());
-  const int64_t rows = query.dim(0);
-  const int64_t tokens = layout.local_length();
-  check_tensor("query", query, query.dtype(), {rows, tokens, shape.heads, shape.head_dim});
-  check_tensor("key", key, query.dtype(), {rows, tokens, shape.kv_heads, shape.head_dim});
-  check_tensor("value", value, query.dtype(), {rows, tokens, shape.kv_heads, shape.head_dim});
-  check_tensor("mask.lo", mask.lo, DType::i64, {rows, tokens});
-  check_tensor("mask.hi", mask.hi, DType::i64, {rows, tokens});
-  FARSPAN_CHECK(std::ssize(mask.rows) == rows, "context attention: masks of {} rows for {} rows", mask.rows.size(),
-                rows);
-  return {device, arena, cp, layout, shape, mask, query, key, value};
+KeySchedule schedule_of(const AttentionCall& call, CpCommType comm_type, Pass pass, const AllGatherOptions& options) {
+  if (call.ranks() == 1) return {};
+  return comm_type == CpCommType::all_gather ? all_gather_schedule(call, pass, options) : p2p_schedule(call);
 }
+
+// Where sums in a shorter type than fp32 are made: in a buffer of their own, and rounded once.
+class Fp32Sum {
+ public:
+  Fp32Sum(Arena& arena, std::string_view name, const Tensor& rounded) : rounded_(rounded) {
+    if (rounded.dtype() != DType::f32) sum_ = arena.take(name, DType::f32, rounded.shape(), Purpose::workspace);
+  }
+  const Tensor& tensor() const { return sum_.taken() ? sum_.tensor() : rounded_; }
+  void round(Device& device) const {
+    if (sum_.taken()) cast(device, sum_, rounded_);
+  }
+
+ private:
+  Tensor rounded_;
+  Buffer sum_;
+};
+
+// The rows as they are after heads were traded: the tokens of a group of ranks together.
+struct TradedRows {
+  std::vector<RowLayout> layouts;  // (B), over groups
+  Buffer lo, hi;                   // (B, n s)
+
+  TradedRows(Device& device, Arena& arena, const BatchMask& mask, int members, int group) {
+    for (const RowLayout& layout : mask.layouts) layouts.push_back(merge_ranks(layout, members));
+    const int64_t B = std::ssize(layouts);
+    const int64_t tokens = layouts[0].local_length();
+    lo = arena.take("attention.whole_lo", DType::i64, {B, tokens}, Purpose::workspace);
+    hi = arena.take("attention.whole_hi", DType::i64, {B, tokens}, Purpose::workspace);
+    const double bytes = static_cast<double>(lo.tensor().bytes() + hi.tensor().bytes());
+    device.run({"visible_intervals", OpClass::memory, 0, bytes}, [&] {
+      const auto row = [&](const Buffer& x, int64_t b) {
+        return std::span<int64_t>(x.tensor().data<int64_t>() + b * tokens, static_cast<size_t>(tokens));
+      };
+      for (int64_t b = 0; b < B; ++b)
+        deal_mask(layouts[static_cast<size_t>(b)], group, mask.rows[static_cast<size_t>(b)], row(lo, b), row(hi, b));
+    });
+  }
+};
+
+ContextAttentionShape traded_shape(const ContextAttentionShape& shape, const HeadExchange& heads) {
+  ContextAttentionShape traded = shape;
+  traded.heads = heads.heads();
+  traded.kv_heads = heads.kv_heads();
+  traded.first_head += heads.heads_of(heads.member()).begin;
+  return traded;
+}
+
+// Query, key and value heads, side by side in one tensor (B, n s, A' + 2 K' [+ A'], D): the last ones are d_out's.
+struct TradedHeads {
+  Tensor query, key, value, d_out;
+  TradedHeads(const Tensor& whole, int64_t heads, int64_t kv_heads)
+      : query(whole.slice(2, 0, heads)),
+        key(whole.slice(2, heads, heads + kv_heads)),
+        value(whole.slice(2, heads + kv_heads, heads + 2 * kv_heads)),
+        d_out(whole.slice(2, heads + 2 * kv_heads, whole.dim(2))) {}
+};
 
 }  // namespace
 
-ContextAttention::ContextAttention(Communicator& cp, const SequenceLayout& layout, ContextAttentionShape shape,
-                                   CpCommType comm_type)
-    : cp_(cp), layout_(layout), shape_(shape), comm_type_(comm_type) {
-  if (comm_type != CpCommType::p2p && comm_type != CpCommType::all_gather)
-    throw ConfigError(fmt::format("cp_comm_type: {} found; this version has p2p and all_gather", name_of(comm_type)));
-  FARSPAN_CHECK(cp.size() == layout.cp(), "context attention: a group of {} ranks, a layout for {}", cp.size(),
+ContextAttention::ContextAttention(const ContextGroups& groups, const SequenceLayout& layout,
+                                   ContextAttentionShape shape, CpCommType comm_type, AllGatherOptions all_gather)
+    : groups_(groups), layout_(layout), shape_(shape), comm_type_(comm_type), all_gather_(all_gather) {
+  FARSPAN_CHECK(groups.cp != nullptr && groups.cp->size() == layout.cp(),
+                "context attention: a group of {} ranks, a layout for {}", groups.cp == nullptr ? 0 : groups.cp->size(),
                 layout.cp());
   FARSPAN_CHECK(shape.kv_heads > 0 && shape.head_dim > 0 && shape.heads > 0 && shape.heads % shape.kv_heads == 0,
                 "context attention: {} heads of size {} over {} key/value heads; heads must be a multiple", shape.heads,
                 shape.head_dim, shape.kv_heads);
+  FARSPAN_CHECK(comm_type != CpCommType::automatic, "context attention: cp_comm_type auto has not been resolved");
+  if (comm_type == CpCommType::p2p || comm_type == CpCommType::all_gather) {
+    key_group_ = groups.cp;
+  } else if (comm_type == CpCommType::a2a) {
+    head_group_ = groups.cp;
+  } else {
+    FARSPAN_CHECK(groups.inner != nullptr && groups.outer != nullptr, "context attention: a2a+p2p without its groups");
+    FARSPAN_CHECK(groups.inner->size() * groups.outer->size() == groups.cp->size() &&
+                      groups.inner->rank() == groups.cp->rank() % groups.inner->size() &&
+                      groups.outer->rank() == groups.cp->rank() / groups.inner->size(),
+                  "context attention: rank {} of {} is rank {} of {} inside and {} of {} outside", groups.cp->rank(),
+                  groups.cp->size(), groups.inner->rank(), groups.inner->size(), groups.outer->rank(),
+                  groups.outer->size());
+    head_group_ = groups.inner;
+    key_group_ = groups.outer;
+  }
+  if (head_group_ == nullptr) return;
+  if (const auto reason = refuse_a2a(shape.heads, shape.kv_heads, head_group_->size())) throw ConfigError(*reason);
+  if (head_group_->size() == 1) head_group_ = nullptr;
 }
 
-void ContextAttention::forward(Device& device, Arena& arena, const BatchMask& mask, const Tensor& query,
-                               const Tensor& key, const Tensor& value, Tensor out, Tensor lse) const {
-  const AttentionCall call = checked_call(device, arena, cp_, layout_, shape_, mask, query, key, value);
-  check_tensor("out", out, query.dtype(), query.shape());
-  check_tensor("lse", lse, DType::f32, {call.rows(), shape_.heads, layout_.local_length()});
+struct ContextAttention::Inputs {
+  Device& device;
+  Arena& arena;
+  const BatchMask& mask;
+  const AttentionDropout& dropout;
+  const Tensor& query;
+  const Tensor& key;
+  const Tensor& value;
 
-  // The running output is fp32 until the last key has been seen; in fp32 it is the output itself.
-  const bool rounds = query.dtype() != DType::f32;
-  Buffer running;
-  if (rounds) running = arena.take("attention.running_out", DType::f32, query.shape(), Purpose::workspace);
-  const Tensor state = rounds ? running.tensor() : out;
+  AttentionCall call(Communicator* key_group, const ContextAttentionShape& shape) const {
+    return {device, arena, key_group, {mask.layouts, mask.rows}, shape, dropout, mask.row_ids, mask.lo, mask.hi,
+            query,  key,   value};
+  }
+  // The same rows after heads were traded.
+  AttentionCall call(Communicator* key_group, const ContextAttentionShape& shape, const TradedRows& rows,
+                     const TradedHeads& heads) const {
+    return {device,  arena,       key_group,    {rows.layouts, mask.rows},
+            shape,   dropout,     mask.row_ids, rows.lo,
+            rows.hi, heads.query, heads.key,    heads.value};
+  }
+};
+
+struct ContextAttention::Gradients {
+  const Tensor& d_out;
+  Tensor d_query;
+  Tensor d_key;
+  Tensor d_value;
+};
+
+// The shapes every call has: queries, keys and values of s local tokens of B rows, and a mask for them.
+void ContextAttention::check(const Inputs& x) const {
+  FARSPAN_CHECK(x.query.rank() == 4 && (x.query.dtype() == DType::f32 || x.query.dtype() == DType::bf16),
+                "context attention: query is {} {}, expected (B, s, A, D) of f32 or bf16", name_of(x.query.dtype()),
+                x.query.shape().str());
+  const int64_t rows = x.query.dim(0);
+  const int64_t tokens = layout_.local_length();
+  check_tensor("query", x.query, x.query.dtype(), {rows, tokens, shape_.heads, shape_.head_dim});
+  check_tensor("key", x.key, x.query.dtype(), {rows, tokens, shape_.kv_heads, shape_.head_dim});
+  check_tensor("value", x.value, x.query.dtype(), {rows, tokens, shape_.kv_heads, shape_.head_dim});
+  check_tensor("mask.lo", x.mask.lo, DType::i64, {rows, tokens});
+  check_tensor("mask.hi", x.mask.hi, DType::i64, {rows, tokens});
+  FARSPAN_CHECK(std::ssize(x.mask.rows) == rows && std::ssize(x.mask.layouts) == rows,
+                "context attention: masks of {} rows and layouts of {} for {} rows", x.mask.rows.size(),
+                x.mask.layouts.size(), rows);
+  for (const RowLayout& row : x.mask.layouts)
+    FARSPAN_CHECK(row.cp() == layout_.cp() && row.local_length() == tokens,
+                  "context attention: a row of {} tokens on each of {} ranks, expected {} on {}", row.local_length(),
+                  row.cp(), tokens, layout_.cp());
+  FARSPAN_CHECK(x.dropout.probability == 0 || std::ssize(x.mask.row_ids) == rows,
+                "context attention: dropout needs the ids of {} rows, found {}", rows, x.mask.row_ids.size());
+}
+
+void ContextAttention::attend(AttentionCall& call, const Tensor& state, const Tensor& lse) const {
+  call.prepare();
   start_state(call, state, lse);
-
-  if (cp_.size() == 1)
-    local_forward(call, state, lse);
-  else if (comm_type_ == CpCommType::p2p)
-    ring_forward(call, state, lse);
-  else
-    all_gather_forward(call, state, lse);
-  if (rounds) cast(device, state, out);
+  run_forward(call, schedule_of(call, comm_type_, Pass::forward, all_gather_), state, lse);
 }
 
-void ContextAttention::backward(Device& device, Arena& arena, const BatchMask& mask, const Tensor& query,
-                                const Tensor& key, const Tensor& value, const Tensor& out, const Tensor& lse,
-                                const Tensor& d_out, Tensor d_query, Tensor d_key, Tensor d_value) const {
-  const AttentionCall call = checked_call(device, arena, cp_, layout_, shape_, mask, query, key, value);
+void ContextAttention::attend_backward(AttentionCall& call, const OutputGradient& gradient, const Tensor& d_key,
+                                       const Tensor& d_value) const {
+  call.prepare();
+  fill(call.device, gradient.d_query, 0);
+  run_backward(call, schedule_of(call, comm_type_, Pass::backward, all_gather_), gradient, d_key, d_value);
+}
+
+void ContextAttention::forward(Device& device, Arena& arena, const BatchMask& mask, const AttentionDropout& dropout,
+                               const Tensor& query, const Tensor& key, const Tensor& value, Tensor out,
+                               Tensor lse) const {
+  const Inputs x{device, arena, mask, dropout, query, key, value};
+  check(x);
   check_tensor("out", out, query.dtype(), query.shape());
-  check_tensor("lse", lse, DType::f32, {call.rows(), shape_.heads, layout_.local_length()});
+  check_tensor("lse", lse, DType::f32, {query.dim(0), shape_.heads, query.dim(1)});
+  if (head_group_ == nullptr)
+    forward_own_heads(x, out, lse);
+  else
+    forward_traded_heads(x, out, lse);
+}
+
+void ContextAttention::forward_own_heads(const Inputs& x, const Tensor& out, const Tensor& lse) const {
+  const Fp32Sum state(x.arena, "attention.running_out", out);
+  AttentionCall call = x.call(key_group_, shape_);
+  attend(call, state.tensor(), lse);
+  state.round(x.device);
+}
+
+void ContextAttention::forward_traded_heads(const Inputs& x, const Tensor& out, const Tensor& lse) const {
+  const int n = head_group_->size();
+  const int group = groups_.cp->rank() / n;
+  const HeadExchange heads(x.device, x.arena, *head_group_, x.mask.layouts, group * n, shape_);
+  const std::array parts{HeadExchange::Part{x.query, &HeadExchange::heads_of},
+                         HeadExchange::Part{x.key, &HeadExchange::kv_heads_of},
+                         HeadExchange::Part{x.value, &HeadExchange::kv_heads_of}};
+  Buffer inputs = heads.to_heads("attention forward query/key/value", parts);
+  const TradedHeads traded(inputs, heads.heads(), heads.kv_heads());
+  const Buffer state = x.arena.take("attention.running_out", DType::f32, traded.query.shape(), Purpose::workspace);
+  const Buffer state_lse = x.arena.take("attention.running_lse", DType::f32,
+                                        {x.query.dim(0), heads.heads(), heads.tokens()}, Purpose::workspace);
+  {
+    const TradedRows rows(x.device, x.arena, x.mask, n, group);
+    AttentionCall call = x.call(key_group_, traded_shape(shape_, heads), rows, traded);
+    attend(call, state, state_lse);
+  }
+  inputs.release();
+  heads.heads_to_tokens("attention forward out", state, out);
+  heads.scalars_to_tokens("attention forward log-sum-exp", state_lse, lse);
+}
+
+void ContextAttention::backward(Device& device, Arena& arena, const BatchMask& mask, const AttentionDropout& dropout,
+                                const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& out,
+                                const Tensor& lse, const Tensor& d_out, Tensor d_query, Tensor d_key,
+                                Tensor d_value) const {
+  const Inputs x{device, arena, mask, dropout, query, key, value};
+  check(x);
+  check_tensor("out", out, query.dtype(), query.shape());
+  check_tensor("lse", lse, DType::f32, {query.dim(0), shape_.heads, query.dim(1)});
   check_tensor("d_out", d_out, query.dtype(), query.shape());
   check_tensor("d_query", d_query, query.dtype(), query.shape());
   check_tensor("d_key", d_key, query.dtype(), key.shape());
   check_tensor("d_value", d_value, query.dtype(), value.shape());
-
-  const bool rounds = query.dtype() != DType::f32;
-  Buffer d_query_sum;
-  if (rounds) d_query_sum = arena.take("attention.d_query_sum", DType::f32, query.shape(), Purpose::workspace);
-  const Buffer delta = arena.take("attention.delta", DType::f32, lse.shape(), Purpose::workspace);
-  const OutputGradient gradient{d_out, lse, delta, rounds ? d_query_sum.tensor() : d_query};
-  fill(device, gradient.d_query, 0);
-  write_delta(call, out, gradient);
-
-  if (cp_.size() == 1)
-    local_backward(call, gradient, d_key, d_value);
-  else if (comm_type_ == CpCommType::p2p)
-    ring_backward(call, gradient, d_key, d_value);
+  const Gradients d{d_out, d_query, d_key, d_value};
+  Buffer delta = arena.take("attention.delta", DType::f32, lse.shape(), Purpose::workspace);
+  write_delta(device, out, d_out, delta.tensor());
+  if (head_group_ == nullptr)
+    backward_own_heads(x, d, lse, delta);
   else
-    all_gather_backward(call, gradient, d_key, d_value);
-  if (rounds) cast(device, gradient.d_query, d_query);
+    backward_traded_heads(x, d, lse, std::move(delta));
 }
 
-void local_forward(const AttentionCall& call, Tensor out, Tensor lse) {
-  attend_forward(call, 0, {0, call.layout.local_length()}, call.key, call.value, out, lse);
+void ContextAttention::backward_own_heads(const Inputs& x, const Gradients& d, const Tensor& lse,
+                                          const Tensor& delta) const {
+  const Fp32Sum d_query(x.arena, "attention.d_query_sum", d.d_query);
+  AttentionCall call = x.call(key_group_, shape_);
+  attend_backward(call, {d.d_out, lse, delta, d_query.tensor()}, d.d_key, d.d_value);
+  d_query.round(x.device);
 }
 
-void local_backward(const AttentionCall& call, const OutputGradient& gradient, Tensor d_key, Tensor d_value) {
-  const Span all{0, call.layout.local_length()};
-  if (call.dtype() == DType::f32) {
-    fill(call.device, d_key, 0);
-    fill(call.device, d_value, 0);
-    attend_backward(call, gradient, 0, all, call.key, call.value, d_key, d_value);
-    return;
+void ContextAttention::backward_traded_heads(const Inputs& x, const Gradients& d, const Tensor& lse,
+                                             Buffer delta) const {
+  const int n = head_group_->size();
+  const int group = groups_.cp->rank() / n;
+  const HeadExchange heads(x.device, x.arena, *head_group_, x.mask.layouts, group * n, shape_);
+  const std::array parts{
+      HeadExchange::Part{x.query, &HeadExchange::heads_of}, HeadExchange::Part{x.key, &HeadExchange::kv_heads_of},
+      HeadExchange::Part{x.value, &HeadExchange::kv_heads_of}, HeadExchange::Part{d.d_out, &HeadExchange::heads_of}};
+  Buffer inputs = heads.to_heads("attention backward query/key/value/d_out", parts);
+  const TradedHeads traded(inputs, heads.heads(), heads.kv_heads());
+  const std::array<Tensor, 2> local_scalars{lse, delta};
+  std::vector<Buffer> scalars = heads.scalars_to_heads("attention backward log-sum-exp/delta", local_scalars);
+  delta.release();
+  const int64_t K = heads.kv_heads();
+  const Buffer d_query = x.arena.take("attention.d_query_sum", DType::f32, traded.query.shape(), Purpose::workspace);
+  const Buffer d_key_value = x.arena.take("attention.d_key_value_sum", DType::f32,
+                                          {x.query.dim(0), heads.tokens(), 2 * K, shape_.head_dim}, Purpose::workspace);
+  {
+    const TradedRows rows(x.device, x.arena, x.mask, n, group);
+    AttentionCall call = x.call(key_group_, traded_shape(shape_, heads), rows, traded);
+    attend_backward(call, {traded.d_out, scalars[0], scalars[1], d_query}, d_key_value.tensor().slice(2, 0, K),
+                    d_key_value.tensor().slice(2, K, 2 * K));
   }
-  const Buffer sum =
-      call.arena.take("attention.d_key_value_sum", DType::f32, call.packed_shape(all.length()), Purpose::workspace);
-  zero_packed(call.device, sum);
-  attend_backward(call, gradient, 0, all, call.key, call.value, packed_half(sum, 0), packed_half(sum, 1));
-  unpack(call.device, sum, d_key, d_value);
+  scalars.clear();
+  inputs.release();
+  heads.heads_to_tokens("attention backward d_query", d_query, d.d_query);
+  heads.key_gradients_to_tokens("attention backward d_key/d_value", d_key_value, d.d_key, d.d_value);
 }
 
 }  // namespace farspan

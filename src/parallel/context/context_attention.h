@@ -1,16 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// Context-parallel attention: the row's tokens are cut over the ranks of a group; queries stay, keys and values travel.
+// Context-parallel attention: the row's tokens are cut over the ranks of a group.
 //
-//   p2p         K, V travel a ring: at hop h a rank attends to the chunks of rank (r - h) mod cp while the next ones
-//               arrive. Two K, V buffers and one running state live, whatever cp is. Backward sends K, V round the same
-//               ring; fp32 dK, dV follow one hop behind and end at their owner.
-//               Received per rank: forward (cp-1) 2 s K D b; backward (cp-1) 2 s K D (b + 4) bytes a row.
-//   all_gather  every rank gathers all K, V, attends, and in backward reduce-scatters fp32 dK, dV.
-//               Received per rank: forward (cp-1) 2 s K D b; backward (cp-1) 2 s K D (b + 4) bytes a row.
+//   p2p         Queries stay; keys and values travel. At hop h a rank receives straight from rank r - h those keys that
+//               its queries see and sends rank r + h those of its own that are seen there, a piece at a time, while the
+//               piece before is attended to. Backward sends the same keys again, and their fp32 gradients back to the
+//               owner. Three piece buffers and one running state live, whatever cp is.
+//   all_gather  The same keys from all ranks at once, some key/value heads at a time so that the buffers stay bounded.
+//   a2a         Tokens are traded for heads (Ulysses): each rank attends over whole rows for A/cp heads.
+//   a2a+p2p     a2a inside groups of `inner` neighbouring ranks, p2p between the groups.
 //
 // Partial results stay fp32 (ops/attention.h), so the rounding error does not grow with cp. Blocks that no query can
-// see are not computed. Ring: Liu et al., Ring Attention (2023); fp32 state: this project. All-gather: Llama 3 (2024),
-// section 3.3.2.
+// see are neither sent nor computed.
+//
+// Bytes that a rank receives per row, with b = bytes of an element, K, A, D, s as ever, and
+//   N_r = other ranks' tokens that rank r's queries see, M_r = visits of others to r's tokens (sum over r: the same)
+//
+//   p2p, all_gather   forward   2 K D b N_r
+//                     backward  2 K D b N_r + 8 K D M_r
+//   N = (cp - 1) s where all see all. Under causal zigzag N_r = (cp - 1 - r/2) s (first ranks more, last ranks less), a
+//   mean of 3/4 (cp - 1) s. For documents that stay on one rank N = 0.
+//
+//   a2a, n = cp       forward   (n-1) s [(2 A/n + 2 K') D b + 4 A/n]          q, k, v in; out, lse back
+//                     backward  (n-1) s [(3 A/n + 2 K') D b + 8 A/n + 2 K' D w]
+//   q, k, v, d_out, lse, delta in (they are moved again rather than kept); d_q, d_k, d_v back. K' = max(1, K/n)
+//   key/value heads on a rank; w = b, or 4 where n > K: shared heads' gradients are summed in fp32.
+//   a2a+p2p: a2a with n = inner, and p2p over outer ranks with s' = n s tokens and K' heads.
+//
+// Ring: Liu et al., Ring Attention (2023). All-gather: Llama 3 (2024), section 3.3.2. a2a: Jacobs et al., DeepSpeed
+// Ulysses (2023). Both levels: Fang and Zhao, USP (2024). fp32 state, sending only what is seen: this project.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +37,8 @@
 #include "config/config.h"
 #include "device/device.h"
 #include "memory/arena.h"
+#include "ops/attention.h"
+#include "parallel/context/attention_shape.h"
 #include "parallel/interval_mask.h"
 #include "parallel/sequence_layout.h"
 #include "tensor/tensor.h"
@@ -28,43 +47,64 @@ namespace farspan {
 
 // What attention needs to know about the rows of one micro-batch, as this rank sees them.
 struct BatchMask {
-  std::vector<IntervalMask> rows;  // B
+  std::vector<IntervalMask> rows;  // (B)
+  std::vector<RowLayout> layouts;  // (B)
+  std::vector<int64_t> row_ids;    // (B): numbers of the rows in the data; read by dropout only
   Tensor lo;                       // (B, s) i64: visible keys of the local tokens, in row positions
   Tensor hi;                       // (B, s) i64
 };
 
-struct ContextAttentionShape {
-  int64_t heads = 0;     // A
-  int64_t kv_heads = 0;  // K
-  int64_t head_dim = 0;  // D
-  float scale = 1;
+// The communicators of one rank. `inner` and `outer` are for a2a+p2p alone (parallel/context/hierarchy.h lists their
+// ranks); like `cp` they are of Dimension::cp, so that their bytes are counted with it.
+struct ContextGroups {
+  Communicator* cp = nullptr;
+  Communicator* inner = nullptr;
+  Communicator* outer = nullptr;
 };
+
+struct AttentionCall;
+struct OutputGradient;
 
 class ContextAttention {
  public:
-  // `comm_type` must be p2p or all_gather (resolve automatic first: choose_cp_comm_type).
-  ContextAttention(Communicator& cp, const SequenceLayout& layout, ContextAttentionShape shape, CpCommType comm_type);
+  // `comm_type` is not automatic (choose_cp_comm_type resolves it). Throws ConfigError when the heads do not divide as
+  // the type needs.
+  ContextAttention(const ContextGroups& groups, const SequenceLayout& layout, ContextAttentionShape shape,
+                   CpCommType comm_type, AllGatherOptions all_gather = {});
 
   // query (B, s, A, D), key and value (B, s, K, D), f32 or bf16 with last stride 1 (views into a fused QKV are fine).
-  // out (B, s, A, D) in the same dtype, lse (B, A, s) f32: both written.
-  void forward(Device& device, Arena& arena, const BatchMask& mask, const Tensor& query, const Tensor& key,
-               const Tensor& value, Tensor out, Tensor lse) const;
+  // out (B, s, A, D) in the same dtype, lse (B, A, s) f32: both written. Of `dropout`, probability and key are read.
+  void forward(Device& device, Arena& arena, const BatchMask& mask, const AttentionDropout& dropout,
+               const Tensor& query, const Tensor& key, const Tensor& value, Tensor out, Tensor lse) const;
 
   // d_query, d_key, d_value: like query, key, value, and written (not added to), rounded once at the end.
-  void backward(Device& device, Arena& arena, const BatchMask& mask, const Tensor& query, const Tensor& key,
-                const Tensor& value, const Tensor& out, const Tensor& lse, const Tensor& d_out, Tensor d_query,
-                Tensor d_key, Tensor d_value) const;
+  void backward(Device& device, Arena& arena, const BatchMask& mask, const AttentionDropout& dropout,
+                const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& out, const Tensor& lse,
+                const Tensor& d_out, Tensor d_query, Tensor d_key, Tensor d_value) const;
+
+  CpCommType comm_type() const { return comm_type_; }
 
  private:
-  Communicator& cp_;
+  struct Inputs;
+  struct Gradients;
+  void check(const Inputs& x) const;
+  // Without and with trading tokens for heads first.
+  void forward_own_heads(const Inputs& x, const Tensor& out, const Tensor& lse) const;
+  void forward_traded_heads(const Inputs& x, const Tensor& out, const Tensor& lse) const;
+  void backward_own_heads(const Inputs& x, const Gradients& d, const Tensor& lse, const Tensor& delta) const;
+  void backward_traded_heads(const Inputs& x, const Gradients& d, const Tensor& lse, Buffer delta) const;
+  // On the tokens and heads of `call`: the running state of all its keys; all its gradients.
+  void attend(AttentionCall& call, const Tensor& state, const Tensor& lse) const;
+  void attend_backward(AttentionCall& call, const OutputGradient& gradient, const Tensor& d_key,
+                       const Tensor& d_value) const;
+
+  ContextGroups groups_;
   const SequenceLayout& layout_;
   ContextAttentionShape shape_;
   CpCommType comm_type_;
+  AllGatherOptions all_gather_;
+  Communicator* head_group_ = nullptr;  // among whose ranks heads are traded; null: none are
+  Communicator* key_group_ = nullptr;   // among whose ranks keys travel; null: none do
 };
-
-// Resolves `automatic`. all_gather when all of K, V is small beside a rank's activations, p2p otherwise; the rule and
-// its numbers are in docs/decisions/.
-CpCommType choose_cp_comm_type(CpCommType asked, const SequenceLayout& layout, const ContextAttentionShape& shape,
-                               DType dtype);
 
 }  // namespace farspan

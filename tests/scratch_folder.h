@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// What tests of files need: a folder that goes with the test, and the message of an exception.
 #pragma once
 
 #include <filesystem>

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel/context/key_schedule.h"
+
+#include <algorithm>
+
+#include "base/math.h"
+
+namespace farspan {
+namespace {
+
+// Below this a piece is not worth the meeting of the ranks that it costs.
+constexpr int64_t kLeastPieceTokens = 256;
+// Pieces of a hop. Three buffers of a quarter hold less than the two whole ones of a ring that passes keys on.
+constexpr int64_t kPiecesPerHop = 4;
+
+int64_t piece_tokens(int64_t tokens) {
+  return std::max(ceil_div(tokens, kPiecesPerHop), std::min(tokens, kLeastPieceTokens));
+}
+
+Parcel parcel_of(int peer, std::vector<Segment> segments) {
+  Parcel parcel{peer, std::move(segments), 0};
+  for (const Segment& segment : parcel.segments) parcel.tokens += segment.tokens();
+  return parcel;
+}
+
+// Tokens [begin, end) of the segments, counted along them.
+std::vector<Segment> cut(const std::vector<Segment>& segments, int64_t begin, int64_t end) {
+  std::vector<Segment> piece;
+  int64_t passed = 0;
+  for (const Segment& segment : segments) {
+    const Span inside = intersect({begin, end}, {passed, passed + segment.tokens()});
+    if (!inside.empty()) {
+      const int64_t skipped = inside.begin - passed;
+      const int64_t first = segment.keys.positions.begin + skipped;
+      piece.push_back({segment.row, {{first, first + inside.length()}, segment.keys.local_begin + skipped}});
+    }
+    passed += segment.tokens();
+  }
+  return piece;
+}
+
+void add_parcel(std::vector<Parcel>& parcels, int peer, std::vector<Segment> segments) {
+  if (!segments.empty()) parcels.push_back(parcel_of(peer, std::move(segments)));
+}
+
+// The largest parcel, in tokens, that any rank receives at a hop.
+int64_t largest_need(const KeyNeeds& needs, int ranks, int hop) {
+  int64_t largest = 0;
+  for (int reader = 0; reader < ranks; ++reader)
+    largest = std::max(largest, needs.tokens(reader, (reader - hop + ranks) % ranks));
+  return largest;
+}
+
+bool anybody_needs_anything(const KeyNeeds& needs, int ranks) {
+  for (int hop = 1; hop < ranks; ++hop)
+    if (largest_need(needs, ranks, hop) > 0) return true;
+  return false;
+}
+
+}  // namespace
+
+ScheduleSizes p2p_sizes(int64_t own_tokens, int ranks, const ContextAttentionShape& shape) {
+  const int64_t piece = piece_tokens(own_tokens);
+  return {.heads = shape.kv_heads,
+          .capacity = checked_mul(piece, shape.kv_heads),
+          .several = ranks > 2 || piece < own_tokens,
+          .overlap = true};
+}
+
+ScheduleSizes all_gather_sizes(int64_t own_tokens, int ranks, const ContextAttentionShape& shape, DType dtype,
+                               Pass pass, const AllGatherOptions& options) {
+  const int64_t others_tokens = checked_mul(own_tokens, ranks - 1);
+  const auto sizes = [&](int64_t heads) {
+    return ScheduleSizes{.heads = heads,
+                         .capacity = checked_mul(others_tokens, heads),
+                         .several = heads < shape.kv_heads,
+                         .overlap = options.overlap};
+  };
+  const int64_t held = own_tokens * shape.heads * shape.head_dim * (3 * size_of(dtype) + 4);
+  const int64_t limit = options.buffer_size > 0 ? options.buffer_size : held;
+  int64_t heads = shape.kv_heads;
+  while (heads > 1 && buffer_bytes(sizes(heads), shape, dtype, pass) > limit) --heads;
+  // As few steps, of as equal size as can be.
+  return sizes(ceil_div(shape.kv_heads, ceil_div(shape.kv_heads, heads)));
+}
+
+int64_t buffer_bytes(const ScheduleSizes& sizes, const ContextAttentionShape& shape, DType dtype, Pass pass) {
+  const int64_t key_value_bytes = (1 + sizes.buffers()) * size_of(dtype);
+  const int64_t gradient_bytes = pass == Pass::backward ? (sizes.buffers() + 1) * 4 : 0;
+  return checked_mul(checked_mul(2 * sizes.capacity, shape.head_dim), key_value_bytes + gradient_bytes);
+}
+
+KeySchedule p2p_schedule(const AttentionCall& call) {
+  const int ranks = call.ranks();
+  const int me = call.rank();
+  KeySchedule schedule{p2p_sizes(call.rows.count() * call.local_length(), ranks, call.shape), {}};
+  const Span heads{0, schedule.sizes.heads};
+  const int64_t piece = schedule.sizes.capacity / schedule.sizes.heads;
+
+  const KeyNeeds needs(call.rows, ranks);
+  for (int hop = 1; hop < ranks; ++hop) {
+    const int source = (me - hop + ranks) % ranks;
+    const int target = (me + hop) % ranks;
+    const std::vector<Segment> received = needs.segments(me, source);
+    const std::vector<Segment> sent = needs.segments(target, me);
+    const int64_t pieces = ceil_div(largest_need(needs, ranks, hop), piece);
+    for (int64_t p = 0; p < pieces; ++p) {
+      ExchangeStep step{fmt::format("hop {}.{}", hop, p), heads, {}, {}};
+      add_parcel(step.sends, target, cut(sent, p * piece, (p + 1) * piece));
+      add_parcel(step.receives, source, cut(received, p * piece, (p + 1) * piece));
+      schedule.steps.push_back(std::move(step));
+    }
+  }
+  return schedule;
+}
+
+KeySchedule all_gather_schedule(const AttentionCall& call, Pass pass, const AllGatherOptions& options) {
+  const int ranks = call.ranks();
+  const int me = call.rank();
+  KeySchedule schedule{
+      all_gather_sizes(call.rows.count() * call.local_length(), ranks, call.shape, call.dtype(), pass, options), {}};
+  const int64_t group = schedule.sizes.heads;
+
+  const KeyNeeds needs(call.rows, ranks);
+  if (!anybody_needs_anything(needs, ranks)) return schedule;
+  ExchangeStep whole;
+  for (int hop = 1; hop < ranks; ++hop) {
+    const int source = (me - hop + ranks) % ranks;
+    const int target = (me + hop) % ranks;
+    add_parcel(whole.sends, target, needs.segments(target, me));
+    add_parcel(whole.receives, source, needs.segments(me, source));
+  }
+  for (int64_t head = 0; head < call.shape.kv_heads; head += group) {
+    ExchangeStep step = whole;
+    step.heads = {head, std::min(head + group, call.shape.kv_heads)};
+    step.name = fmt::format("heads {}-{}", step.heads.begin, step.heads.end - 1);
+    schedule.steps.push_back(std::move(step));
+  }
+  return schedule;
+}
+
+}  // namespace farspan

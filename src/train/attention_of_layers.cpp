@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/attention_of_layers.h"
+
+#include <algorithm>
+
+#include "model/parameters.h"
+#include "parallel/context/choose_cp_comm_type.h"
+#include "parallel/context/hierarchy.h"
+
+namespace farspan {
+namespace {
+
+ContextAttentionShape attention_shape(const ModelConfig& model, const Communicator& tensor) {
+  const Span heads = query_heads_of(model, tensor.size(), tensor.rank());
+  return {.heads = heads.length(),
+          .kv_heads = key_value_heads_of(model, tensor.size(), tensor.rank()).length(),
+          .head_dim = model.kv_channels,
+          .scale = static_cast<float>(model.softmax_scale),
+          .first_head = heads.begin};
+}
+
+// The group among `groups` (context-parallel ranks) that this rank is in.
+Communicator& add_level(RankContext& context, const std::vector<std::vector<int>>& groups) {
+  const Communicator& cp = context.group(Dimension::cp);
+  const auto own = std::find_if(groups.begin(), groups.end(), [&](const std::vector<int>& group) {
+    return std::find(group.begin(), group.end(), cp.rank()) != group.end();
+  });
+  FARSPAN_CHECK(own != groups.end(), "hierarchical context parallelism: rank {} of {} is in no group", cp.rank(),
+                cp.size());
+  std::vector<int> ranks;
+  for (int place : *own) ranks.push_back(cp.ranks()[static_cast<size_t>(place)]);
+  return context.add_group(std::move(ranks), Dimension::cp);
+}
+
+}  // namespace
+
+AttentionOfLayers::AttentionOfLayers(const Config& config, RankContext& context, const SequenceLayout& layout) {
+  const ContextAttentionShape shape = attention_shape(config.model, context.group(Dimension::tp));
+  const std::vector<int64_t>& hierarchy = config.parallel.hierarchical_context_parallel_sizes;
+  const DType dtype = config.training.precision == Precision::fp32 ? DType::f32 : DType::bf16;
+  const AllGatherOptions all_gather = {.buffer_size = config.communication.cp_allgather_buffer_size,
+                                       .overlap = config.communication.cp_allgather_overlap};
+  ContextGroups groups = {.cp = &context.group(Dimension::cp)};
+  for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
+    const CpCommType asked = cp_comm_type_of_layer(config.parallel, layer);
+    const CpCommType type = choose_cp_comm_type(asked, layout, shape, dtype, hierarchy);
+    std::unique_ptr<ContextAttention>& attention = by_type_[type];
+    if (!attention) {
+      if (type == CpCommType::a2a_p2p) {
+        const HierarchicalSizes sizes = hierarchical_sizes(hierarchy, layout.cp(), shape.heads, shape.kv_heads);
+        groups.inner = &add_level(context, inner_groups(sizes));
+        groups.outer = &add_level(context, outer_groups(sizes));
+      }
+      attention = std::make_unique<ContextAttention>(groups, layout, shape, type, all_gather);
+    }
+    layers_.push_back(attention.get());
+  }
+}
+
+}  // namespace farspan

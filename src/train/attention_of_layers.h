@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The context-parallel attention of every layer: layers with the same cp_comm_type share one.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "config/config.h"
+#include "parallel/context/context_attention.h"
+#include "parallel/rank_context.h"
+
+namespace farspan {
+
+class AttentionOfLayers {
+ public:
+  // Adds the groups that a communication type needs to the context; every rank does so at the same point.
+  AttentionOfLayers(const Config& config, RankContext& context, const SequenceLayout& layout);
+
+  std::span<const ContextAttention* const> layers() const { return layers_; }  // (L)
+
+ private:
+  std::map<CpCommType, std::unique_ptr<ContextAttention>> by_type_;
+  std::vector<const ContextAttention*> layers_;
+};
+
+}  // namespace farspan

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// Any layout loads what any layout saved: weights, moments and the place in the run, bit for bit.
+#include "train/checkpoint.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include "io/safetensors.h"
+#include "tests/ranks/training_case.h"
+#include "tests/scratch_folder.h"
+
+namespace farspan::testing_case {
+namespace {
+
+using test::ScratchFolder;
+
+Config training_config() {
+  Config config = model_m(24);
+  config.model.num_layers = 4;
+  config.model.num_query_groups = 1;
+  config.optimizer.optimizer = OptimizerKind::adamw;
+  config.optimizer.lr = 2e-3;
+  config.optimizer.adam_eps = 1e-4;
+  config.training.global_batch_size = 6;
+  return config;
+}
+
+std::shared_ptr<const Dataset> rows() {
+  std::vector<std::vector<int64_t>> lengths;
+  for (int64_t i = 0; i < 24; ++i) lengths.push_back({1 + i % 5, 23 - i % 5});
+  return std::make_shared<GivenRows>(lengths, 257);
+}
+
+struct Grid4 {
+  int64_t tp = 1;
+  int64_t pp = 1;
+  int64_t cp = 1;
+  int64_t dp = 1;
+  int64_t zero = 0;
+  std::string text() const { return fmt::format("tp {} pp {} cp {} dp {} zero {}", tp, pp, cp, dp, zero); }
+};
+
+Job job_of(Config config, const Grid4& grid) {
+  config.parallel.tensor_model_parallel_size = grid.tp;
+  config.parallel.sequence_parallel = grid.tp > 1;
+  config.parallel.pipeline_model_parallel_size = grid.pp;
+  config.parallel.context_parallel_size = grid.cp;
+  config.parallel.zero_stage = grid.zero;
+  return make_job(config, static_cast<int>(grid.tp * grid.pp * grid.cp * grid.dp), RunKind::train, rows());
+}
+
+// Everything a run can go on from.
+struct State {
+  std::vector<float> weights;
+  std::vector<float> first_moment;
+  std::vector<float> second_moment;
+  std::vector<double> losses;
+  bool operator==(const State&) const = default;
+};
+
+State state_of(RankTrainer& trainer) {
+  return {trainer.whole_values(StateKind::weights),
+          trainer.whole_values(StateKind::first_moment),
+          trainer.whole_values(StateKind::second_moment),
+          {}};
+}
+
+// Steps first..last; loads before them and saves behind them where a folder is given.
+State run(const Config& config, const Grid4& grid, int64_t first, int64_t last, const std::string& load,
+          const std::string& save) {
+  const Job job = job_of(config, grid);
+  State result;
+  run_job(job, [&](RankTrainer& trainer, World&) {
+    if (load.empty())
+      trainer.initialise_weights();
+    else
+      load_checkpoint(find_checkpoint(load), trainer, CheckpointParts::everything);
+    std::vector<double> losses;
+    for (int64_t step = first; step <= last; ++step) losses.push_back(*trainer.train_step(step, false).totals.loss);
+    if (!save.empty())
+      save_checkpoint(save, trainer, {.step = last, .updates = trainer.updates(), .data_identity = "", .settings = {}},
+                      0);
+    State state = state_of(trainer);
+    EXPECT_TRUE(trainer.ranks_hold(StateKind::weights, state.weights));
+    if (trainer.context().rank != 0) return;
+    result = std::move(state);
+    result.losses = std::move(losses);
+  });
+  return result;
+}
+
+const std::vector<Grid4>& grids() {
+  static const std::vector<Grid4> all = {{},
+                                         {.tp = 2},
+                                         {.pp = 2},
+                                         {.dp = 2, .zero = 1},
+                                         {.dp = 3, .zero = 3},
+                                         {.tp = 2, .pp = 2, .zero = 2},
+                                         {.tp = 4, .cp = 2, .zero = 3}};
+  return all;
+}
+
+TEST(Checkpoint, B098_AnyLayoutLoadsWhatAnyLayoutSavedBitForBit) {
+  Config config = training_config();
+  for (Precision precision : {Precision::fp32, Precision::bf16}) {
+    config.training.precision = precision;
+    for (const Grid4& from : grids()) {
+      const ScratchFolder folder;
+      const State saved = run(config, from, 1, 2, "", folder.path());
+      for (const Grid4& to : grids()) {
+        const State loaded = run(config, to, 3, 2, folder.path(), "");
+        const std::string what = from.text() + " to " + to.text();
+        EXPECT_TRUE(loaded.weights == saved.weights) << what;
+        EXPECT_TRUE(loaded.first_moment == saved.first_moment) << what;
+        EXPECT_TRUE(loaded.second_moment == saved.second_moment) << what;
+      }
+    }
+  }
+}
+
+TEST(Checkpoint, B094_GoesOnWithAnotherNumberOfDataParallelRanks) {
+  const Config config = training_config();
+  for (int64_t zero : {0, 1, 3}) {
+    const Grid4 two = {.dp = 2, .zero = zero};
+    const Grid4 three = {.dp = 3, .zero = zero};
+    for (const auto& [from, to] : {std::pair{two, three}, std::pair{three, two}}) {
+      const ScratchFolder folder;
+      const State unbroken = run(config, from, 1, 4, "", "");
+      run(config, from, 1, 3, "", folder.path());
+      EXPECT_NEAR(run(config, to, 4, 4, folder.path(), "").losses[0], unbroken.losses[3], 1e-6)
+          << from.text() << " to " << to.text();
+    }
+  }
+}
+
+// The embedding alone is longer than a rank's share of everything else.
+TEST(Checkpoint, B095_AShardInsideAHugeParameter) {
+  Config config = training_config();
+  config.model.vocab_size = 4096;
+  config.model.hidden_size = 16;
+  config.model.kv_channels = 4;
+  config.training.global_batch_size = 4;
+  const Grid4 grid = {.dp = 4, .zero = 1};
+  const ScratchFolder folder;
+  const auto go = [&](int64_t first, int64_t last, const std::string& load, const std::string& save) {
+    return run(config, grid, first, last, load, save);
+  };
+  const State unbroken = go(1, 4, "", "");
+  go(1, 2, "", folder.path());
+  const State resumed = go(3, 4, folder.path(), "");
+  EXPECT_TRUE(resumed.weights == unbroken.weights);
+  EXPECT_TRUE(resumed.second_moment == unbroken.second_moment);
+}
+
+// The copies on all ranks are the same before saving, after loading, and a step later; with dropout, whose draws hang
+// on nothing that a rank would have to save.
+TEST(Checkpoint, B080_B096_ResumesAsIfUnbroken) {
+  Config config = training_config();
+  config.model.attention_dropout = 0.1;
+  config.model.hidden_dropout = 0.1;
+  for (const Grid4& grid : {Grid4{.tp = 2, .dp = 2}, Grid4{.tp = 2, .pp = 2}, Grid4{.cp = 2, .dp = 2, .zero = 3}}) {
+    const ScratchFolder folder;
+    const State unbroken = run(config, grid, 1, 6, "", "");
+    run(config, grid, 1, 3, "", folder.path());
+    const State resumed = run(config, grid, 4, 6, folder.path(), "");
+    EXPECT_TRUE(resumed.weights == unbroken.weights) << grid.text();
+    EXPECT_TRUE(resumed.second_moment == unbroken.second_moment) << grid.text();
+  }
+}
+
+std::string load_error(const Config& config, const std::string& folder) {
+  try {
+    run(config, {}, 3, 2, folder, "");
+  } catch (const DataError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Checkpoint, B104_AMissingShardOrTensorIsNamed) {
+  namespace fs = std::filesystem;
+  const Config config = training_config();
+  const ScratchFolder folder;
+  run(config, {.tp = 2, .pp = 2}, 1, 2, "", folder.path());
+  const fs::path step = fs::path(folder.path()) / "step_2";
+  const fs::path shard = step / "weights-tp1-pp0.safetensors";
+  const fs::path aside = fs::path(folder.path()) / "aside";
+  fs::rename(shard, aside);
+  EXPECT_THAT(load_error(config, folder.path()), ::testing::HasSubstr("weights-tp1-pp0.safetensors"));
+  {
+    SafetensorsWriter other(shard.string());
+    other.declare("something.else", DType::f32, {1});
+    const float value = 1;
+    other.write("something.else", std::as_bytes(std::span(&value, 1)));
+    other.finish();
+  }
+  EXPECT_THAT(load_error(config, folder.path()), ::testing::HasSubstr("embedding.weight[129:257]"));
+  fs::rename(aside, shard);
+  EXPECT_EQ(load_error(config, folder.path()), "");
+}
+
+TEST(Checkpoint, B105_AStrayFileIsIgnored) {
+  const Config config = training_config();
+  const ScratchFolder folder;
+  const State saved = run(config, {.tp = 2}, 1, 2, "", folder.path());
+  SafetensorsWriter stray(folder.path() + "/step_2/extra.safetensors");
+  stray.declare("embedding.weight", DType::f32, {1});
+  const float value = 1;
+  stray.write("embedding.weight", std::as_bytes(std::span(&value, 1)));
+  stray.finish();
+  EXPECT_TRUE(run(config, {}, 3, 2, folder.path(), "").weights == saved.weights);
+}
+
+}  // namespace
+}  // namespace farspan::testing_case
