@@ -21,7 +21,7 @@ endfunction()
 
 # farspan_tests(FOLDER LIBRARIES...): every FOLDER/x_test.cpp becomes the program test_FOLDER_x, run by ctest.
 function(farspan_tests folder)
-  cmake_parse_arguments(T "" "TIMEOUT" "LINK" ${ARGN})
+  cmake_parse_arguments(T "" "TIMEOUT;PROCESSORS" "LINK" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*_test.cpp)
   foreach(source ${sources})
     get_filename_component(stem ${source} NAME_WE)
@@ -31,7 +31,7 @@ function(farspan_tests folder)
     target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR})
     target_link_libraries(${target} PRIVATE ${T_LINK} GTest::gmock GTest::gtest GTest::gtest_main)
     add_test(NAME ${folder}.${stem} COMMAND ${target})
-    set_tests_properties(${folder}.${stem} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS ${folder}
+    set_tests_properties(${folder}.${stem} PROPERTIES TIMEOUT ${T_TIMEOUT} PROCESSORS ${T_PROCESSORS} LABELS ${folder}
       ENVIRONMENT "FARSPAN_PROGRAM=${CMAKE_BINARY_DIR}/farspan;FARSPAN_SOURCE=${CMAKE_SOURCE_DIR};FARSPAN_MPIRUN=${MPIEXEC_EXECUTABLE}")
   endforeach()
 endfunction()
