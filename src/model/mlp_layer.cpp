@@ -2,7 +2,10 @@
 #include "model/mlp_layer.h"
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 
+#include "base/math.h"
 #include "ops/elementwise.h"
 #include "ops/gemm.h"
 #include "ops/rms_norm.h"
@@ -29,34 +32,52 @@ int64_t tile_tokens(const LayerContext& context) {
   return std::clamp<int64_t>(context.mlp_tile / context.tensor.token_ranks(), 1, context.stream_tokens());
 }
 
-// Buffers for what is not kept hold one tile and are used by every tile in turn; kept ones hold all tokens.
+// Buffers for what is not kept hold one tile and are used by every tile in turn; kept ones hold all tokens. Where tiles
+// overlap, the normalised tokens of three of them live at a time and take turns: one is being gathered, one computed,
+// and the gradient of one summed.
 class MlpTiles {
  public:
   MlpTiles(const LayerContext& context, const LayerTensors& weights, SavedMlp& saved)
-      : saved_(saved), keep_(context.keep), ranks_(context.tensor.token_ranks()) {
+      : saved_(saved),
+        keep_(context.keep),
+        ranks_(context.tensor.token_ranks()),
+        length_(tile_tokens(context)),
+        count_(ceil_div(context.stream_tokens(), length_)),
+        tokens_(context.stream_tokens()),
+        overlap_(context.tensor.size() > 1 && count_ > 1) {
     const int64_t H = context.config.hidden_size;
     const int64_t F = weights.down.dim(1);
-    const auto tokens = [&](bool kept) { return kept ? context.stream_tokens() : tile_tokens(context); };
+    const auto tokens = [&](bool kept) { return kept ? tokens_ : length_; };
+    const int64_t normed = keep_.layernorm ? tokens_ : (overlap_ ? kSlots : 1) * length_;
     const auto take = [&](Buffer& buffer, bool kept, std::string_view name, DType dtype, Shape shape) {
       if (!buffer.taken()) buffer = context.arena.take(name, dtype, shape, purpose_if(kept));
     };
-    take(saved.normed, keep_.layernorm, "mlp.normed", context.dtype, {tokens(keep_.layernorm), H});
-    take(saved.rstd, keep_.layernorm, "mlp.rstd", DType::f32, {tokens(keep_.layernorm)});
+    take(saved.normed, keep_.layernorm, "mlp.normed", context.dtype, {normed, H});
+    take(saved.rstd, keep_.layernorm, "mlp.rstd", DType::f32, {normed});
     take(saved.gate_up, keep_.mlp, "mlp.gate_up", context.dtype, {ranks_ * tokens(keep_.mlp), 2 * F});
     take(saved.activation, keep_.mlp, "mlp.activation", context.dtype, {ranks_ * tokens(keep_.mlp), F});
   }
 
-  MlpTile at(const Tensor& x, int64_t begin, int64_t end) const {
-    const auto rows = [&](const Tensor& all, bool kept, int64_t ranks) {
-      return kept ? all.slice(0, ranks * begin, ranks * end) : all.slice(0, 0, ranks * (end - begin));
+  int64_t count() const { return count_; }
+  bool overlap() const { return overlap_; }
+
+  MlpTile at(const Tensor& x, int64_t index) const {
+    const int64_t begin = index * length_;
+    const int64_t end = std::min(begin + length_, tokens_);
+    const int64_t slot = overlap_ ? index % kSlots * length_ : 0;
+    const auto normed = [&](const Tensor& all) {
+      return keep_.layernorm ? all.slice(0, begin, end) : all.slice(0, slot, slot + end - begin);
+    };
+    const auto hidden = [&](const Tensor& all) {
+      return keep_.mlp ? all.slice(0, ranks_ * begin, ranks_ * end) : all.slice(0, 0, ranks_ * (end - begin));
     };
     return {.begin = begin,
             .end = end,
             .x = x.slice(0, begin, end),
-            .normed = rows(saved_.normed, keep_.layernorm, 1),
-            .rstd = rows(saved_.rstd, keep_.layernorm, 1),
-            .gate_up = rows(saved_.gate_up, keep_.mlp, ranks_),
-            .activation = rows(saved_.activation, keep_.mlp, ranks_)};
+            .normed = normed(saved_.normed),
+            .rstd = normed(saved_.rstd),
+            .gate_up = hidden(saved_.gate_up),
+            .activation = hidden(saved_.activation)};
   }
 
   void release_scratch() {
@@ -69,6 +90,7 @@ class MlpTiles {
   }
 
  private:
+  static constexpr int64_t kSlots = 3;
   static void release(Buffer& first, Buffer& second) {
     first.release();
     second.release();
@@ -76,6 +98,10 @@ class MlpTiles {
   SavedMlp& saved_;
   KeepPolicy keep_;
   int64_t ranks_;
+  int64_t length_;  // tokens of the stream in a tile
+  int64_t count_;
+  int64_t tokens_;
+  bool overlap_;
 };
 
 void normalise(const LayerContext& context, const LayerTensors& weights, const MlpTile& tile) {
@@ -88,33 +114,81 @@ void expand(const LayerContext& context, const LayerTensors& weights, const MlpT
   swiglu_forward(context.device, tile.gate_up, tile.activation);
 }
 
-// y = x + dropout(act Wd^T) of the tile.
-void contract(const LayerContext& context, int64_t layer, const LayerTensors& weights, const MicroBatch& batch,
-              const MlpTile& tile, Tensor y) {
-  PartialSum projected(context.tensor, context.device, context.arena, "mlp.projected", y);
-  linear_forward(context.device, tile.activation, weights.down, projected.target());
-  projected.finish();
-  if (context.drops_hidden())
-    dropout_add(context.device, context.hidden_dropout(layer, kOutputDropout),
-                context.stream_index(batch, tile.begin, tile.end), tile.x, y, y);
-  else
-    add(context.device, tile.x, y, y);
-}
+// The gather of one tile's tokens after the next, begun while the tile before is computed.
+class TileGathers {
+ public:
+  // `prepare(tile)` makes tile.normed where it is not there yet.
+  template <typename Prepare>
+  GatheredTokens take(const LayerContext& context, const MlpTiles& tiles, const Tensor& x, int64_t index,
+                      Prepare&& prepare) {
+    const auto start = [&](int64_t which) {
+      const MlpTile tile = tiles.at(x, which);
+      prepare(tile);
+      return GatheredTokens(context.tensor, context.arena, "mlp.gathered", tile.normed);
+    };
+    if (!tiles.overlap()) return start(index);
+    GatheredTokens current = next_ ? std::move(*next_) : start(index);
+    next_.reset();
+    if (index + 1 < tiles.count()) next_.emplace(start(index + 1));
+    return current;
+  }
+
+ private:
+  std::optional<GatheredTokens> next_;
+};
+
+// A sum over the group that a tile waits for, and what is to be done with it.
+template <typename Use>
+class PendingSum {
+ public:
+  explicit PendingSum(Use use) : use_(std::move(use)) {}
+  // Finishes the sum before, and this one at once where tiles do not overlap.
+  void push(PartialSum sum, const MlpTile& tile, bool overlap) {
+    sum.start();
+    finish();
+    sum_ = std::make_unique<PartialSum>(std::move(sum));
+    tile_ = tile;
+    if (!overlap) finish();
+  }
+  void finish() {
+    if (!sum_) return;
+    sum_->finish();
+    use_(tile_);
+    sum_.reset();
+  }
+
+ private:
+  Use use_;
+  std::unique_ptr<PartialSum> sum_;
+  MlpTile tile_;
+};
 
 }  // namespace
 
 void mlp_layer_forward(const LayerContext& context, int64_t layer, const LayerTensors& weights, const MicroBatch& batch,
                        const Tensor& x, SavedMlp& saved, Tensor y) {
   MlpTiles tiles(context, weights, saved);
-  const int64_t step = tile_tokens(context);
-  for (int64_t begin = 0; begin < context.stream_tokens(); begin += step) {
-    const int64_t end = std::min(begin + step, context.stream_tokens());
-    const MlpTile tile = tiles.at(x, begin, end);
-    normalise(context, weights, tile);
-    GatheredTokens normed(context.tensor, context.arena, "mlp.gathered", tile.normed);
+  TileGathers gathers;
+  // y holds act Wd^T; adds x and drops.
+  PendingSum outputs([&](const MlpTile& tile) {
+    const Tensor y_tile = y.slice(0, tile.begin, tile.end);
+    if (context.drops_hidden())
+      dropout_add(context.device, context.hidden_dropout(layer, kOutputDropout),
+                  context.stream_index(batch, tile.begin, tile.end), tile.x, y_tile, y_tile);
+    else
+      add(context.device, tile.x, y_tile, y_tile);
+  });
+  for (int64_t index = 0; index < tiles.count(); ++index) {
+    const MlpTile tile = tiles.at(x, index);
+    GatheredTokens normed =
+        gathers.take(context, tiles, x, index, [&](const MlpTile& next) { normalise(context, weights, next); });
     expand(context, weights, tile, normed.wait());
-    contract(context, layer, weights, batch, tile, y.slice(0, begin, end));
+    PartialSum projected(context.tensor, context.device, context.arena, "mlp.projected",
+                         y.slice(0, tile.begin, tile.end));
+    linear_forward(context.device, tile.activation, weights.down, projected.target());
+    outputs.push(std::move(projected), tile, tiles.overlap());
   }
+  outputs.finish();
   tiles.release_scratch();
 }
 
@@ -122,25 +196,31 @@ void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerT
                         const LayerTensors& d_weights, const MicroBatch& batch, const Tensor& x, SavedMlp& saved,
                         Tensor d) {
   MlpTiles tiles(context, weights, saved);
-  const int64_t step = tile_tokens(context);
+  TileGathers gathers;
+  const int64_t length = tile_tokens(context);
   const int64_t ranks = context.tensor.token_ranks();
-  Buffer d_activation = context.take("mlp.d_activation", {ranks * step, weights.down.dim(1)}, Purpose::workspace);
+  Buffer d_activation = context.take("mlp.d_activation", {ranks * length, weights.down.dim(1)}, Purpose::workspace);
   Buffer dropped;
-  if (context.drops_hidden()) dropped = context.take("mlp.d_dropped", {step, d.dim(1)}, Purpose::workspace);
-  for (int64_t begin = 0; begin < context.stream_tokens(); begin += step) {
-    const int64_t end = std::min(begin + step, context.stream_tokens());
-    const MlpTile tile = tiles.at(x, begin, end);
-    const Tensor d_tile = d.slice(0, begin, end);
-    const Tensor d_act = d_activation.tensor().slice(0, 0, ranks * (end - begin));
-    if (!context.keep.layernorm) normalise(context, weights, tile);
-    GatheredTokens normed(context.tensor, context.arena, "mlp.gathered", tile.normed);
+  if (context.drops_hidden()) dropped = context.take("mlp.d_dropped", {length, d.dim(1)}, Purpose::workspace);
+  // tile.normed has become the gradient of what the norm gave.
+  PendingSum inputs([&](const MlpTile& tile) {
+    rms_norm_backward(context.device, tile.normed, tile.x, weights.mlp_norm, tile.rstd,
+                      d.slice(0, tile.begin, tile.end), Accumulate::yes, d_weights.mlp_norm);
+  });
+  for (int64_t index = 0; index < tiles.count(); ++index) {
+    const MlpTile tile = tiles.at(x, index);
+    const Tensor d_tile = d.slice(0, tile.begin, tile.end);
+    const Tensor d_act = d_activation.tensor().slice(0, 0, ranks * (tile.end - tile.begin));
+    GatheredTokens normed = gathers.take(context, tiles, x, index, [&](const MlpTile& next) {
+      if (!context.keep.layernorm) normalise(context, weights, next);
+    });
     if (!context.keep.mlp) expand(context, weights, tile, normed.wait());
 
     Tensor d_projected = d_tile;
     if (dropped.taken()) {
-      d_projected = dropped.tensor().slice(0, 0, end - begin);
+      d_projected = dropped.tensor().slice(0, 0, tile.end - tile.begin);
       dropout_backward(context.device, context.hidden_dropout(layer, kOutputDropout),
-                       context.stream_index(batch, begin, end), d_tile, d_projected);
+                       context.stream_index(batch, tile.begin, tile.end), d_tile, d_projected);
     }
     {
       GatheredTokens gathered(context.tensor, context.arena, "mlp.d_projected", d_projected);
@@ -150,13 +230,11 @@ void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerT
     const Tensor d_gate_up = tile.gate_up;  // gradients take the place of what they were computed from
     swiglu_backward(context.device, tile.gate_up, d_act, d_gate_up);
     linear_backward_weight(context.device, d_gate_up, normed.wait(), d_weights.gate_up);
-    const Tensor d_normed = tile.normed;
-    PartialSum sum(context.tensor, context.device, context.arena, "mlp.d_normed", d_normed);
+    PartialSum sum(context.tensor, context.device, context.arena, "mlp.d_normed", tile.normed);
     linear_backward_input(context.device, d_gate_up, weights.gate_up, sum.target(), Accumulate::no);
-    sum.finish();
-    rms_norm_backward(context.device, d_normed, tile.x, weights.mlp_norm, tile.rstd, d_tile, Accumulate::yes,
-                      d_weights.mlp_norm);
+    inputs.push(std::move(sum), tile, tiles.overlap());
   }
+  inputs.finish();
   dropped.release();
   d_activation.release();
   tiles.release_all();

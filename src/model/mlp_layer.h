@@ -9,6 +9,9 @@
 // Under tensor parallelism F is this rank's part and act Wd^T a partial sum; with sequence parallelism a tile takes its
 // tokens from every rank's share, so the two middle lines see token_ranks times as many.
 //
+// Where ranks share a layer, a tile's tokens are gathered and the sum of the one before it is made while the products
+// of another tile run.
+//
 // Backward is the same list read upwards. A tile's recomputation, where the policy asks for it, happens right before
 // its backward and lives no longer. Tiled MLP: Blockwise Parallel Transformer (Liu and Abbeel, 2023); ALST (Snowflake,
 // 2025).

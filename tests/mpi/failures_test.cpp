@@ -306,7 +306,7 @@ TEST(MpiFailures, B113_NoProcessIsLeft) {
   for (const auto& [what, signal] : {std::pair{"launcher", SIGINT}, {"launcher", SIGKILL}, {"worker", SIGKILL}}) {
     Launched launched(fmt::format("-n 3 {} --case long", self));
     while (launched.process_of_rank(2) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));
     kill(what == std::string("launcher") ? launched.launcher() : launched.process_of_rank(2), signal);
     launched.wait();
     EXPECT_LT(launched.seconds_until_gone(10), 10) << what << ", signal " << signal;

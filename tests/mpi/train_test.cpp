@@ -66,9 +66,11 @@ std::string without_times(const std::string& metrics) {
 }
 
 TEST_F(MpiTrain, ProcessesGiveTheSameBitsAsThreads) {
-  const std::vector<std::pair<int, std::string>> layouts = {{4, "--context-parallel-size 2"},
-                                                            {3, "--context-parallel-size 3 --cp-comm-type all_gather"},
-                                                            {2, "--context-parallel-size 1 --precision bf16"}};
+  const std::vector<std::pair<int, std::string>> layouts = {
+      {4, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel"},
+      {4, "--context-parallel-size 2 --cp-comm-type a2a --zero-stage 3"},
+      {3, "--context-parallel-size 3 --cp-comm-type all_gather"},
+      {2, "--context-parallel-size 1 --precision bf16"}};
   for (const auto& [ranks, layout] : layouts) {
     const ProgramResult threads =
         run_program(command("train", fmt::format("--ranks {} {} {}", ranks, layout, output("threads"))));
@@ -123,6 +125,28 @@ TEST_F(MpiTrain, ASignalToAnyRankStopsAllAtTheSameStep) {
   std::smatch step;
   ASSERT_TRUE(std::regex_search(last, step, std::regex("\"step\":([0-9]+)"))) << last;
   EXPECT_TRUE(std::filesystem::exists(folder_.path("run/checkpoints/step_" + step[1].str() + "/index.json")));
+}
+
+// An evaluation of many rows, under both kinds of ranks: all leave it at the same batch.
+TEST_F(MpiTrain, ASignalEndsAnEvaluation) {
+  std::string text;
+  for (int i = 0; i < 3'000'000; ++i) text += static_cast<char>('a' + (i * 7 + i / 11) % 26);
+  folder_.write("texts/long", text);
+  for (const auto& [launcher, ranks] : {std::pair{mpirun() + " -n 2 ", ""}, {std::string(), "--ranks 2 "}}) {
+    Launched run(fmt::format("{} {}", program(),
+                             command("train", fmt::format("--context-parallel-size 2 --split 1,99 --eval-iters 1000000 "
+                                                          "--train-iters 1 {}{}",
+                                                          ranks, output("run")))),
+                 launcher);
+    ASSERT_TRUE(reaches("run", 1)) << run.err();
+    for (int turn = 0; turn < 500 && run.out().find("saved") == std::string::npos; ++turn)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    kill(launcher.empty() ? run.launcher() : run.process_of_rank(1), SIGTERM);
+    EXPECT_EQ(run.wait(), 128 + SIGTERM) << run.err();
+    EXPECT_LT(run.seconds(), 20);
+    EXPECT_THAT(run.out(), HasSubstr("evaluation after step 1 stopped"));
+    EXPECT_EQ(occurrences(metrics("run"), "\"kind\":\"eval\""), 0u);
+  }
 }
 
 // One process that takes itself for the whole job, of a launcher that started two; and two such at once.

@@ -41,7 +41,7 @@ class MpiLibrary {
 
    private:
     friend class MpiLibrary;
-    std::uintptr_t handle_ = 0;
+    [[maybe_unused]] std::uintptr_t handle_ = 0;  // not in a build without MPI
   };
   static constexpr int64_t kLargestTransfer = int64_t{1} << 30;  // bytes; MPI counts in int
 

@@ -5,16 +5,14 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <poll.h>
-#include <random>
-#include <sched.h>
 #include <sstream>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "comm/deadline.h"
 #include "comm/mpi/backoff.h"
+#include "comm/mpi/this_process.h"
 #include "comm/mpi/wire.h"
 
 namespace farspan {
@@ -28,56 +26,13 @@ constexpr int kServePollMilliseconds = 100;
 // After the verdict: rank 0 has this long to show it itself, any process to be gone.
 constexpr double kShowSeconds = 0.5;
 constexpr double kLeaveSeconds = 5;
+// From the last line to the end of the process that wrote it; the others stay a little longer.
+constexpr double kReadSeconds = 0.1;
+
 // After SIGTERM: time for the failure that a launcher sent it for to be told.
 constexpr double kTerminationSeconds = 0.5;
 // A verdict comes within the hub's grace; a hub that says nothing for so long is gone too.
 constexpr double kVerdictSeconds = 10;
-
-std::string first_line(const std::string& path) {
-  std::string line;
-  std::getline(std::ifstream(path), line);
-  return line;
-}
-
-std::string link_target(const char* path) {
-  char text[256];
-  const ssize_t length = readlink(path, text, sizeof(text));
-  return length > 0 ? std::string(text, static_cast<size_t>(length)) : std::string();
-}
-
-std::string host_name() {
-  char name[256] = {};
-  gethostname(name, sizeof(name) - 1);
-  return name;
-}
-
-std::string usable_cpus() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return "1";
-  std::string cpus;
-  for (size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) cpus += CPU_ISSET(cpu, &set) ? '1' : '0';
-  return cpus.substr(0, cpus.rfind('1') + 1);
-}
-
-ProcessInfo this_process(int rank) {
-  ProcessInfo info;
-  info.rank = rank;
-  info.pid = getpid();
-  info.host = host_name();
-  info.host_key = first_line("/proc/sys/kernel/random/boot_id") + info.host;
-  info.cpus = usable_cpus();
-  return info;
-}
-
-std::string random_key() {
-  std::random_device random;
-  std::string key;
-  for (int i = 0; i < 4; ++i) key += fmt::format("{:08x}", random());
-  return key;
-}
-
-// Loopback reaches only processes in the same network namespace of the same system.
-std::string loopback_key() { return first_line("/proc/sys/kernel/random/boot_id") + link_target("/proc/self/ns/net"); }
 
 // A launcher that sees one process die sends the others SIGTERM at once; they stay for as long as it takes to say who
 // died. Where the program has a use of its own for the signal, that stands.
@@ -132,7 +87,7 @@ void Processes::share_hub_address(std::string* addresses) {
     const std::string key = random_key();
     hub_ = std::make_unique<Hub>(size(), key);
     WireWriter writer;
-    writer.text(key).text(loopback_key()).text(host_name()).number(hub_->port());
+    writer.text(key).text(loopback_key()).text(this_process(rank()).host).number(hub_->port());
     writer.text(encode(addresses_of_this_host()));
     FARSPAN_CHECK(std::ssize(writer.bytes()) <= kAddressBytes, "this host has too many addresses");
     text.replace(0, writer.bytes().size(), writer.bytes());
@@ -178,7 +133,7 @@ void Processes::connect(const std::string& text) {
   throw CommunicationError(
       fmt::format("rank {} on host {} cannot reach rank 0's process on host {}, port {} at any of its addresses ({}), "
                   "or not all processes came within {} s; the hosts must accept TCP connections from each other",
-                  rank(), host_name(), host, port, fmt::join(addresses, ", "), kJoinSeconds));
+                  rank(), this_process(rank()).host, host, port, fmt::join(addresses, ", "), kJoinSeconds));
 }
 
 // The payload of the next frame, which must be of this type; before the thread runs.
@@ -307,6 +262,7 @@ void Processes::leave(RankFailure failure) {
   if (!shows_verdict()) {
     // After rank 0 has shown it.
     changed_.wait_until(lock, deadline_after(kLeaveSeconds), [this] { return hub_lost_; });
+    std::this_thread::sleep_for(std::chrono::duration<double>(2 * kReadSeconds));
     std::_Exit(static_cast<int>(final_verdict.kind));
   }
   show_and_exit(final_verdict);
@@ -321,11 +277,12 @@ void Processes::show_and_exit(const Verdict& verdict) const {
   for (std::string line; std::getline(lines, line);) fmt::print(stderr, "farspan: {}\n", one_line(line));
   fmt::print(stderr, "farspan: error: {}\n", one_line(verdict.message));
   std::fflush(stderr);
+  // A launcher that is ending the job stops reading once its processes are gone.
+  std::this_thread::sleep_for(std::chrono::duration<double>(kReadSeconds));
   std::_Exit(static_cast<int>(verdict.kind));
 }
 
-// --- the thread
-// -------------------------------------------------------------------------------------------------------
+// --- the thread ---
 
 void Processes::serve() {
   while (!leaving_) {

@@ -26,16 +26,21 @@ PartialSum::PartialSum(const TensorParallel& tensor, Device& device, Arena& aren
     summed_ = arena.take(name, DType::f32, result.shape(), Purpose::communication);
 }
 
-void PartialSum::finish() {
+void PartialSum::start() {
+  started_ = true;
   if (tensor_.size() == 1) return;
-  if (!tensor_.sequence_parallel()) {
-    tensor_.group().all_reduce(target_, name_).wait();
-    if (partial_.taken()) cast(device_, target_, result_);
-  } else {
-    const Tensor sum = summed_.taken() ? summed_.tensor() : result_;
-    tensor_.group().reduce_scatter(target_, sum, name_).wait();
-    if (summed_.taken()) cast(device_, sum, result_);
-  }
+  work_ = tensor_.sequence_parallel()
+              ? tensor_.group().reduce_scatter(target_, summed_.taken() ? summed_.tensor() : result_, name_)
+              : tensor_.group().all_reduce(target_, name_);
+}
+
+void PartialSum::finish() {
+  if (!started_) start();
+  work_.wait();
+  if (summed_.taken())
+    cast(device_, summed_, result_);
+  else if (partial_.taken() && !tensor_.sequence_parallel())
+    cast(device_, partial_, result_);
   summed_.release();
   partial_.release();
 }

@@ -64,16 +64,19 @@ class PartialSum {
   // result (t, H), contiguous: written by finish (by the caller already, when alone).
   PartialSum(const TensorParallel& tensor, Device& device, Arena& arena, std::string_view name, Tensor result);
   const Tensor& target() const { return target_; }  // (token_ranks t, H); f32 where ranks are summed
-  void finish();
+  void start();
+  void finish();  // starts first where that has not been done
 
  private:
   const TensorParallel& tensor_;
   Device& device_;
   std::string_view name_;
+  bool started_ = false;
   Tensor result_;
   Buffer partial_;  // (token_ranks t, H) f32
   Buffer summed_;   // (t, H) f32: under sequence parallelism, where the result has another type
   Tensor target_;
+  Work work_;
 };
 
 }  // namespace farspan
