@@ -73,7 +73,7 @@ void train_step(benchmark::State& state, Precision precision, Recompute recomput
       const auto start = std::chrono::steady_clock::now();
       const StepReport report = trainer.train_step(++step, false);
       total += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-      flops += model_flops(job.config.model, report.totals.tokens, report.totals.visible_pairs);
+      flops += model_flops(job.config.model, report.totals.tokens, report.totals.layer_pairs);
     }
     trainer.context().device->observe(nullptr);
     state.counters["tokens/s"] = static_cast<double>(kTokens * state.iterations()) / total;
