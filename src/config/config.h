@@ -72,7 +72,7 @@ enum class DataFormat { text, jsonl, fasta, megatron, tokens };
 struct DataConfig {
   std::vector<std::string> path;
   DataFormat format = DataFormat::text;
-  std::string tokenizer = "byte";  // byte, dna, or the path of a tokenizer.json
+  std::string tokenizer = "byte";  // byte or dna
   int64_t seq_length = 1024;
   bool pack_documents = true;
   bool document_mask = true;

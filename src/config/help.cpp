@@ -48,7 +48,8 @@ std::string presets_help() { return fmt::format("\nPresets: {}\n", fmt::join(pre
 OptionHelp option_help(CommandOption option) {
   switch (option) {
     case CommandOption::ranks:
-      return {"--ranks", "N", "ranks to start, as threads of this process [product of the parallel sizes]"};
+      return {"--ranks", "N",
+              "ranks to start, as threads of this process [the launcher's, or the product of the parallel sizes]"};
     case CommandOption::ranks_per_host:
       return {"--ranks-per-host", "N",
               "ranks on each machine of a cluster to plan for [the launcher's, or all on one]"};
@@ -91,9 +92,11 @@ std::string program_help(std::span<const CommandSpec> commands) {
   text += entry("--help", "print this") + entry("--version", "print the version");
   text += kKeysHeading + keys_help("") + presets_help();
   text +=
-      "\nExit status: 0 done; 1 internal error; 2 bad configuration or command line; 3 bad data or checkpoint; 4 does "
-      "not\n"
-      "fit in memory; 5 communication failure or time-out; 130, 143 stopped by a signal after saving.\n";
+      "\nExit status: 0 done; 1 internal error, or verify found a difference; 2 bad configuration or command line; 3 "
+      "bad\n"
+      "data or checkpoint; 4 does not fit in memory; 5 a rank failed or a deadline passed; 130, 143 stopped by a "
+      "signal\n"
+      "after saving.\n";
   return text;
 }
 

@@ -230,6 +230,17 @@ bool has_moments(const CheckpointIndex& index) {
                      [](const StoredTensor& tensor) { return tensor.name.starts_with(kMoments[0].prefix); });
 }
 
+// A head on one side alone: by names, it would only be a tensor too few or too many.
+void check_tying(const std::string& checkpoint, const CheckpointIndex& index, const ModelConfig& model) {
+  constexpr const char* kHead = "head.weight";
+  const bool untied = std::any_of(index.tensors.begin(), index.tensors.end(),
+                                  [&](const StoredTensor& tensor) { return tensor.name == kHead; });
+  if (untied == model.untie_embeddings_and_output_weights) return;
+  throw DataError(fmt::format(
+      "{}: has {} tensor {}, so its output layer {} tied to the embedding; use untie_embeddings_and_output_weights {}",
+      checkpoint, untied ? "a" : "no", kHead, untied ? "is not" : "is", untied));
+}
+
 // A tensor that the model does not have tells that this is another model's checkpoint.
 void refuse_foreign_tensors(const std::string& checkpoint, const CheckpointIndex& index, const ModelConfig& model) {
   const ParameterTable whole(model);
@@ -247,6 +258,7 @@ void refuse_foreign_tensors(const std::string& checkpoint, const CheckpointIndex
 
 void load_checkpoint(const std::string& checkpoint, RankTrainer& trainer, CheckpointParts parts) {
   const CheckpointIndex index = read_index(checkpoint);
+  check_tying(checkpoint, index, trainer.config().model);
   refuse_foreign_tensors(checkpoint, index, trainer.config().model);
   CheckpointReader reader(checkpoint, index);
   read_kind(reader, trainer, kWeights);

@@ -26,6 +26,20 @@ ResolvedSizes resolve_with_vocabulary(Config& config, int world_size) {
   return resolve(config, world_size);
 }
 
+// `config` and `sizes` are resolved.
+Job recorded_job(Config config, const ResolvedSizes& sizes, RunKind kind, std::shared_ptr<const Dataset> dataset,
+                 Processes* processes) {
+  Job job = {.config = std::move(config),
+             .sizes = sizes,
+             .kind = kind,
+             .dataset = std::move(dataset),
+             .records = {},
+             .processes = processes,
+             .threads = processes ? processes->threads() : threads_per_rank(static_cast<int>(sizes.world_size))};
+  job.records = record_ranks(job.config, job.sizes, kind);
+  return job;
+}
+
 // Of the ranks that share this machine's memory.
 std::vector<RankRecord> records_of_this_machine(const Job& job) {
   if (job.processes == nullptr) return job.records;
@@ -44,27 +58,14 @@ Job make_job(Config config, int world_size, RunKind kind, JobData data, Processe
     throw ConfigError("data.path is empty; give a file, a folder or a list of them");
   if (data == JobData::open)
     return make_job(config, world_size, kind, Dataset::open(config.data, config.model.vocab_size), processes);
-  Job job = {.config = std::move(config),
-             .sizes = sizes,
-             .kind = kind,
-             .dataset = nullptr,
-             .records = {},
-             .processes = processes};
-  job.records = record_ranks(job.config, job.sizes, kind);
-  return job;
+  return recorded_job(std::move(config), sizes, kind, nullptr, processes);
 }
 
 Job make_job(Config config, int world_size, RunKind kind, std::shared_ptr<const Dataset> dataset,
              Processes* processes) {
   const ResolvedSizes sizes = resolve_with_vocabulary(config, world_size);
   if (dataset->rows(Split::held_out) == 0) config.training.eval_iters = 0;
-  Job job = {.config = std::move(config),
-             .sizes = sizes,
-             .kind = kind,
-             .dataset = std::move(dataset),
-             .records = {},
-             .processes = processes};
-  job.records = record_ranks(job.config, job.sizes, kind);
+  Job job = recorded_job(std::move(config), sizes, kind, std::move(dataset), processes);
   check_fits(job.config, records_of_this_machine(job));
   return job;
 }
@@ -72,10 +73,9 @@ Job make_job(Config config, int world_size, RunKind kind, std::shared_ptr<const 
 void run_job(const Job& job, const std::function<void(RankTrainer&, World&)>& body) {
   const Grid grid = grid_of(job.config, job.sizes);
   const int size = static_cast<int>(job.sizes.world_size);
-  const int threads = job.processes ? job.processes->threads() : threads_per_rank(size);
   const RankBody run_rank = [&](int rank, World& world) {
     const LogRank log_rank(rank);
-    Device device(DeviceKind::cpu, threads);
+    Device device(DeviceKind::cpu, job.threads);
     Arena arena(device, job.records[static_cast<size_t>(rank)].memory);
     RankContext context(rank, grid, device, arena);
     make_groups(context, [&](std::vector<int> ranks, Dimension dimension) {

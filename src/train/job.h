@@ -24,6 +24,7 @@ struct Job {
   std::shared_ptr<const Dataset> dataset;  // null where none was asked for
   std::vector<RankRecord> records;         // of every rank
   Processes* processes = nullptr;          // that its ranks are; null: threads of this one
+  int threads = 1;                         // that one op of a rank may use
 
   std::vector<int64_t> planned_bytes() const;  // of every rank
   // Whether this process runs rank 0, which alone writes and shows what is the whole job's.
@@ -32,7 +33,8 @@ struct Job {
 
 enum class JobData { open, none };
 
-// Throws ConfigError, DataError or MemoryError (the ranks on this machine do not fit; not checked with JobData::none).
+// Each rank gets its share of this machine's cores. Throws ConfigError, DataError or MemoryError (the ranks on this
+// machine do not fit; not checked with JobData::none).
 Job make_job(Config config, int world_size, RunKind kind, JobData data, Processes* processes = nullptr);
 
 // The same with a dataset at hand.

@@ -103,6 +103,24 @@ TEST_F(Train, B117_OneLineAStepWhateverTheRankCount) {
   EXPECT_EQ(steps, 6) << result.out;
 }
 
+// 8 rows of 48 tokens, however many ranks share a row or its model: the job's own tokens over the step's own seconds.
+TEST_F(Train, B119_TokensPerSecondCountTheWholeJobOnce) {
+  for (const char* layout :
+       {"--ranks 1", "--ranks 4", "--ranks 4 --context-parallel-size 4", "--ranks 4 --tensor-model-parallel-size 4",
+        "--ranks 4 --context-parallel-size 2 --tensor-model-parallel-size 2 --sequence-parallel",
+        "--ranks 4 --pipeline-model-parallel-size 2 --zero-stage 2"}) {
+    const ProgramResult result =
+        run("train", std::string(layout) + " --global-batch-size 8 --train-iters 2 --eval-iters 0 " + output("run"));
+    ASSERT_EQ(result.status, 0) << result.command << "\n" << result.err;
+    const std::string text = metrics("run");
+    EXPECT_EQ(values(text, "train", "tokens"), (std::vector<std::string>{"384", "384"})) << layout;
+    const std::vector<std::string> rates = values(text, "train", "tokens_per_second");
+    const std::vector<std::string> seconds = values(text, "train", "seconds");
+    ASSERT_EQ(rates.size(), 2u);
+    for (size_t i = 0; i < 2; ++i) EXPECT_NEAR(std::stod(rates[i]) * std::stod(seconds[i]), 384, 1e-9) << layout;
+  }
+}
+
 TEST_F(Train, B123_AFlagBeatsTheFileAndTheOriginIsPrintedOnce) {
   const auto last_step = [&](const std::string& flags) {
     const ProgramResult result = run("train", flags + " " + output("run"));
@@ -277,8 +295,8 @@ TEST_F(Train, BadInputIsOneLineWithTheRightStatus) {
   expect_failure(run("plan", "--memory-limit 1000"), 4, "the limit is 1000");
 }
 
-// B113: a run that is interrupted saves and ends; nothing of it is left.
-TEST_F(Train, AnInterruptSavesAndEndsWithItsStatus) {
+// Nothing of the run is left.
+TEST_F(Train, B113_AnInterruptSavesAndEndsWithItsStatus) {
   const std::string log = folder_.path() + "/log";
   const std::string command = std::string(std::getenv("FARSPAN_PROGRAM")) + " train " + config_ + " --path " +
                               folder_.path() + "/texts --ranks 4 --context-parallel-size 2 --train-iters 1000000 " +

@@ -4,6 +4,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <mutex>
+#include <set>
 
 #include "io/safetensors.h"
 #include "tests/ranks/training_case.h"
@@ -46,7 +48,7 @@ Job job_of(Config config, const Grid4& grid) {
   config.parallel.pipeline_model_parallel_size = grid.pp;
   config.parallel.context_parallel_size = grid.cp;
   config.parallel.zero_stage = grid.zero;
-  return make_job(config, static_cast<int>(grid.tp * grid.pp * grid.cp * grid.dp), RunKind::train, rows());
+  return training_job(config, static_cast<int>(grid.tp * grid.pp * grid.cp * grid.dp), rows());
 }
 
 // Everything a run can go on from.
@@ -168,6 +170,107 @@ TEST(Checkpoint, B080_B096_ResumesAsIfUnbroken) {
   }
 }
 
+// Which rows a step's ranks read. Ranks are threads, each of which knows its own step.
+class ReadRows : public GivenRows {
+ public:
+  using GivenRows::GivenRows;
+  void read(const Row& row, Span span, std::span<int32_t> tokens, std::span<int32_t> labels) const override {
+    GivenRows::read(row, span, tokens, labels);
+    const std::lock_guard lock(mutex_);
+    seen_[step].insert(row.id);
+  }
+  std::map<int64_t, std::set<int64_t>> seen() const { return seen_; }
+  static thread_local int64_t step;
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::map<int64_t, std::set<int64_t>> seen_;
+};
+thread_local int64_t ReadRows::step = 0;
+
+TEST(Checkpoint, B091_RowsAfterAResumeAreThoseOfTheUnbrokenRun) {
+  Config config = training_config();
+  config.training.global_batch_size = 4;
+  std::vector<std::vector<int64_t>> lengths;
+  for (int64_t i = 0; i < 19; ++i) lengths.push_back(i % 3 == 0 ? std::vector<int64_t>{24} : std::vector{2 + i % 5});
+  const auto rows_of = [&](int ranks, int64_t last, const std::string& load, const std::string& save) {
+    const auto dataset = std::make_shared<ReadRows>(lengths, 257);
+    run_job(training_job(config, ranks, dataset), [&](RankTrainer& trainer, World&) {
+      ReadRows::step = 0;
+      if (load.empty()) {
+        trainer.initialise_weights();
+      } else {
+        load_checkpoint(find_checkpoint(load), trainer, CheckpointParts::everything);
+        ReadRows::step = read_checkpoint_state(find_checkpoint(load)).step;
+      }
+      while (ReadRows::step < last) trainer.train_step(++ReadRows::step, false);
+      if (!save.empty())
+        save_checkpoint(save, trainer,
+                        {.step = last, .updates = trainer.updates(), .data_identity = "", .settings = {}}, 0);
+    });
+    return dataset->seen();
+  };
+  const ScratchFolder folder;
+  std::map<int64_t, std::set<int64_t>> unbroken = rows_of(2, 8, "", "");
+  ASSERT_EQ(unbroken.size(), 8u);
+  for (const auto& [step, ids] : unbroken) EXPECT_GE(ids.size(), 3u) << "at most one epoch ends in step " << step;
+  rows_of(2, 4, "", folder.path());
+  for (int64_t step = 1; step <= 4; ++step) unbroken.erase(step);
+  for (int ranks : {2, 4, 1}) EXPECT_EQ(rows_of(ranks, 8, folder.path(), ""), unbroken) << "dp " << ranks;
+}
+
+// The weights before and after one step without gradient: nothing but decay moves them.
+struct DecayStep {
+  std::vector<float> before;
+  std::vector<float> after;
+};
+
+DecayStep step_without_gradient(const Config& config, int64_t step, const std::string& load, const std::string& save) {
+  const Job job = job_of(config, {});
+  DecayStep result;
+  run_job(job, [&](RankTrainer& trainer, World&) {
+    if (load.empty())
+      trainer.initialise_weights();
+    else
+      load_checkpoint(find_checkpoint(load), trainer, CheckpointParts::everything);
+    result.before = copy_of(trainer.store().state(StateKind::weights));
+    trainer.store().begin_step(1);
+    trainer.store().update(step, trainer.updates());
+    result.after = copy_of(trainer.store().state(StateKind::weights));
+    if (!save.empty())
+      save_checkpoint(save, trainer,
+                      {.step = step, .updates = 1, .data_identity = "", .settings = settings_of(job.config)}, 0);
+  });
+  return result;
+}
+
+// A resumed run decays as its own configuration says, from its first step on, and a change is told.
+TEST(Checkpoint, B076_TheConfiguredDecayHoldsFromTheFirstResumedStep) {
+  Config config = training_config();
+  config.optimizer.lr = 0.1;
+  config.optimizer.weight_decay = 0.1;
+  const ScratchFolder folder;
+  const DecayStep saved = step_without_gradient(config, 1, "", folder.path());
+  const DecayStep resumed = step_without_gradient(config, 2, folder.path(), "");
+  EXPECT_EQ(resumed.before, saved.after);
+  const ParameterTable table(job_of(config, {}).config.model);
+  for (const Parameter& parameter : table.parameters())
+    for (int64_t i = parameter.offset; i < parameter.offset + parameter.shape.numel(); ++i) {
+      const size_t at = static_cast<size_t>(i);
+      const float factor = parameter.shape.rank() == 2 ? 0.99f : 1.0f;
+      ASSERT_NEAR(resumed.after[at], factor * resumed.before[at], 1e-6f * std::abs(resumed.before[at]))
+          << parameter.name;
+    }
+
+  config.optimizer.weight_decay = 0;
+  EXPECT_EQ(step_without_gradient(config, 2, folder.path(), "").after, resumed.before);
+  const std::string checkpoint = find_checkpoint(folder.path());
+  ::testing::internal::CaptureStderr();
+  check_settings(checkpoint, read_checkpoint_state(checkpoint).settings, job_of(config, {}).config, LoadUse::resume);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              ::testing::HasSubstr("optimizer.weight_decay 0.1, goes on with 0"));
+}
+
 std::string load_error(const Config& config, const std::string& folder) {
   try {
     run(config, {}, 3, 2, folder, "");
@@ -197,6 +300,35 @@ TEST(Checkpoint, B104_AMissingShardOrTensorIsNamed) {
   EXPECT_THAT(load_error(config, folder.path()), ::testing::HasSubstr("embedding.weight[129:257]"));
   fs::rename(aside, shard);
   EXPECT_EQ(load_error(config, folder.path()), "");
+}
+
+// A tied model has one copy of its embedding in the checkpoint, also where two stages hold it.
+TEST(Checkpoint, B103_ATiedModelIsSavedOnceAndTyingIsNamed) {
+  Config tied = training_config();
+  tied.model.untie_embeddings_and_output_weights = false;
+  Config untied = training_config();
+  for (const Grid4& grid : {Grid4{}, Grid4{.tp = 2, .pp = 2}}) {
+    const ScratchFolder of_tied;
+    const ScratchFolder of_untied;
+    const State saved = run(tied, grid, 1, 2, "", of_tied.path());
+    const State other = run(untied, grid, 1, 2, "", of_untied.path());
+    int64_t elements = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(of_tied.path() + "/step_2")) {
+      if (!entry.path().filename().string().starts_with("weights")) continue;
+      const SafetensorsFile file = SafetensorsFile::open(entry.path().string());
+      for (const TensorEntry& tensor : file.entries()) {
+        EXPECT_FALSE(tensor.name.starts_with("head.weight")) << entry.path();
+        elements += tensor.shape.numel();
+      }
+    }
+    EXPECT_EQ(elements, ParameterTable(job_of(tied, {}).config.model).parameter_count()) << grid.text();
+    EXPECT_TRUE(run(tied, {}, 3, 2, of_tied.path(), "").weights == saved.weights) << grid.text();
+    EXPECT_TRUE(run(untied, {}, 3, 2, of_untied.path(), "").weights == other.weights) << grid.text();
+    EXPECT_THAT(load_error(untied, of_tied.path()),
+                ::testing::HasSubstr("no tensor head.weight, so its output layer is tied to the embedding; use "
+                                     "untie_embeddings_and_output_weights false"));
+    EXPECT_THAT(load_error(tied, of_untied.path()), ::testing::HasSubstr("is not tied to the embedding"));
+  }
 }
 
 TEST(Checkpoint, B105_AStrayFileIsIgnored) {

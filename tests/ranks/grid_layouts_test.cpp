@@ -162,7 +162,7 @@ TEST(GridLayouts, B116_PipelineMessagesAreAsLongAsTheLocalTokens) {
   Config config = laid_out(grid_model(), {.cp = 2, .pp = 2});
   config.data.seq_length = 64;
   config.training.global_batch_size = 3;
-  const Job job = make_job(config, 4, RunKind::train, one_document_rows(3, 64));
+  const Job job = training_job(config, 4, one_document_rows(3, 64));
   std::array<int64_t, 4> received{};
   run_job(job, [&](RankTrainer& trainer, World&) {
     trainer.initialise_weights();
@@ -179,7 +179,7 @@ TEST(GridLayouts, B116_PipelineMessagesAreAsLongAsTheLocalTokens) {
 TEST(GridLayouts, BytesOfEveryDimensionEqualTheFormulas) {
   const auto bytes_of = [](const Layout& layout, Dimension dimension) {
     Config config = laid_out(grid_model(), layout);
-    const Job job = make_job(config, layout.ranks(), RunKind::train, one_document_rows(4, 32));
+    const Job job = training_job(config, layout.ranks(), one_document_rows(4, 32));
     std::vector<int64_t> received(static_cast<size_t>(layout.ranks()));
     run_job(job, [&](RankTrainer& trainer, World&) {
       trainer.initialise_weights();

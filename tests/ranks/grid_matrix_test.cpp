@@ -30,8 +30,15 @@ constexpr Sizes kSizes[] = {{1, 2, 1, 1}, {1, 3, 1, 1}, {1, 4, 1, 1}, {1, 8, 1, 
                             {1, 1, 2, 1}, {1, 1, 4, 1}, {1, 1, 1, 2}, {1, 1, 1, 4}, {2, 2, 1, 1}, {2, 1, 2, 1},
                             {2, 1, 1, 2}, {1, 2, 2, 1}, {1, 2, 1, 2}, {1, 1, 2, 2}, {2, 2, 2, 1}, {2, 2, 1, 2},
                             {2, 1, 2, 2}, {1, 2, 2, 2}, {4, 2, 1, 1}, {1, 4, 2, 1}, {1, 4, 1, 2}, {2, 4, 1, 1}};
-constexpr size_t kMasks = 4;
 constexpr int64_t kLength = 24;
+// The thread sanitizer slows every access by an order of magnitude, and looks for races, not for wrong numbers.
+#if defined(__SANITIZE_THREAD__)
+constexpr size_t kEveryCase = 6;
+constexpr int64_t kSteps = 2;
+#else
+constexpr size_t kEveryCase = 1;
+constexpr int64_t kSteps = 5;
+#endif
 
 // One value of an option of numbers.
 template <typename Value>
@@ -191,21 +198,21 @@ TEST(GridMatrix, EveryPairOfOptionsIsExact) {
   const std::vector<Option> all = options();
   const std::vector<Choice> cases = covering_cases(all);
   std::map<std::string, Outcome> references;
-  for (const Choice& choice : cases) {
+  for (size_t i = 0; i < cases.size(); i += kEveryCase) {
+    const Choice& choice = cases[i];
     const Config config = config_of(all, choice);
     // What one rank computes does not depend on how others are laid out.
     Choice settings = choice;
-    for (size_t i = 0; i < all.size(); ++i)
-      if (all[i].name == "sizes" || all[i].name == "comm" || all[i].name == "layout" || all[i].name == "zero" ||
-          all[i].name == "sp" || all[i].name == "virtual" || all[i].name == "overlap")
-        settings[i] = 0;
+    const std::set<std::string> of_layout = {"sizes", "comm", "layout", "zero", "sp", "virtual", "overlap"};
+    for (size_t option = 0; option < all.size(); ++option)
+      if (of_layout.contains(all[option].name)) settings[option] = 0;
     const auto dataset = dataset_of(choice[3]);
     const std::string key = text_of(all, settings);
-    if (!references.contains(key)) references.emplace(key, train(alone(config), 1, dataset, 5));
-    expect_same_training(train(config, ranks_of(choice), dataset, 5), references.at(key), text_of(all, choice));
+    if (!references.contains(key)) references.emplace(key, train(alone(config), 1, dataset, kSteps));
+    expect_same_training(train(config, ranks_of(choice), dataset, kSteps), references.at(key), text_of(all, choice));
     if (HasFailure()) break;
   }
-  fmt::print("{} cases, {} references\n", cases.size(), references.size());
+  fmt::print("every {} of {} cases, {} references\n", kEveryCase, cases.size(), references.size());
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Invariant 2 (design: the loss is global): one sum over all valid targets of the global batch, divided by their
 // number.
+#include "comm/dry/dry_communicator.h"
 #include "tests/ranks/training_case.h"
 
 namespace farspan::testing_case {
@@ -8,14 +9,6 @@ namespace {
 
 std::shared_ptr<const Dataset> rows(std::vector<std::vector<int64_t>> lengths, std::vector<int64_t> without = {}) {
   return std::make_shared<GivenRows>(std::move(lengths), 257, false, std::move(without));
-}
-
-// Loss of rows taken one by one, weighted by their targets: what one batch of all of them must give.
-double weighted_loss(const Config& config, const std::vector<std::vector<int64_t>>& lengths) {
-  Config single = config;
-  single.training.global_batch_size = static_cast<int64_t>(lengths.size());
-  const Outcome together = train(single, 1, rows(lengths));
-  return *together.steps[0].totals.loss;
 }
 
 TEST(Loss, B056_AccumulationOverUnequalTargetCountsEqualsTheLargeBatch) {
@@ -33,12 +26,102 @@ TEST(Loss, B056_AccumulationOverUnequalTargetCountsEqualsTheLargeBatch) {
   expect_same_training(parallel, large, "dp 2");
 }
 
-TEST(Loss, B063_AMeanOfRankMeansWouldDiffer) {
-  Config config = model_m(9);
-  const double unequal = weighted_loss(config, {{3}, {9}});
-  const Config one_row = config;
-  const double first = *train(one_row, 1, rows({{3}})).steps[0].totals.loss;
-  EXPECT_GT(std::abs(first - unequal), 1e-4) << "the rows must differ for this test to mean anything";
+// Documents of one token repeated: the first document of all rows holds token 0 alone, the next token 1, and so on.
+class RepeatedTokens : public GivenRows {
+ public:
+  using GivenRows::GivenRows;
+  void read(const Row& whole, Span span, std::span<int32_t> tokens, std::span<int32_t> labels) const override {
+    GivenRows::read(whole, span, tokens, labels);
+    int32_t token = 0;
+    for (int64_t before = 0; before < whole.id; ++before)
+      token += static_cast<int32_t>(row(Split::train, before).documents.size());
+    for (const Span& document : whole.documents) {
+      const Span part = intersect(document, span);
+      for (int64_t at = part.begin; at < part.end; ++at) {
+        const size_t i = static_cast<size_t>(at - span.begin);
+        tokens[i] = token;
+        if (labels[i] != kIgnoredLabel) labels[i] = token;
+      }
+      ++token;
+    }
+  }
+};
+
+// Weights with which token t, followed by itself, costs losses[t]. Layers add nothing; the embedding of t points along
+// channel t, so the final norm gives sqrt(H) there (up to its epsilon, set to nothing), and the head reads that channel
+// for the logit of t alone: with V - 1 other logits of 0, loss = log(1 + (V - 1) exp(-logit)).
+void set_losses(RankTrainer& trainer, const std::vector<double>& losses) {
+  const Tensor flat = trainer.store().state(StateKind::weights);
+  const ParameterTable& table = trainer.parameters();
+  std::fill_n(flat.data<float>(), flat.numel(), 0.0f);
+  const auto weights = [&](const char* name) { return flat.data<float>() + table.find(name).offset; };
+  const int64_t H = trainer.config().model.hidden_size;
+  const double others = static_cast<double>(trainer.config().model.vocab_size - 1);
+  std::fill_n(weights("final_norm.weight"), H, 1.0f);
+  for (int64_t t = 0; t < std::ssize(losses); ++t) {
+    const double logit = -std::log((std::exp(losses[static_cast<size_t>(t)]) - 1) / others);
+    weights("embedding.weight")[t * H + t] = 1;
+    weights("head.weight")[t * H + t] = static_cast<float>(logit / std::sqrt(static_cast<double>(H)));
+  }
+  trainer.store().distribute_weights();
+}
+
+// Five targets that cost 2 each on rank 0, one that costs 9 on rank 1: 19 / 6, not the mean of 2 and 9. Under data
+// parallelism the documents are rows of their own; under context parallelism rank 0 owns the first one.
+TEST(Loss, B063_SumsAreDividedNotMeansAveraged) {
+  Config config = model_m(12);
+  config.model.norm_epsilon = 1e-12;
+  config.parallel.cp_layout = CpLayout::contiguous;
+  const auto loss_of = [](const Config& layout, const std::vector<std::vector<int64_t>>& lengths) {
+    const Job job = training_job(layout, 2, std::make_shared<RepeatedTokens>(lengths, 257));
+    BatchTotals totals;
+    std::optional<double> evaluated;
+    run_job(job, [&](RankTrainer& trainer, World&) {
+      set_losses(trainer, {2, 9});
+      const BatchTotals of_batch = trainer.accumulate_gradients(1);
+      const BatchTotals of_split = trainer.evaluate(Split::train, 1);
+      if (trainer.context().rank != 0) return;
+      totals = of_batch;
+      evaluated = of_split.loss;
+    });
+    EXPECT_EQ(totals.targets, 6);
+    EXPECT_NEAR(*evaluated, *totals.loss, 1e-6);
+    return *totals.loss;
+  };
+  EXPECT_NEAR(loss_of(with_cp(config, 2), {{6, 2}}), 19.0 / 6, 1e-5);
+  config.training.global_batch_size = 2;
+  EXPECT_NEAR(loss_of(config, {{6}, {2}}), 19.0 / 6, 1e-5);
+}
+
+// Training goes on into the next epoch's order, so its batches are always full; the last batch of an evaluation is
+// filled with padding. Here that is all that rank 1 of two gets, and it takes part.
+TEST(Loss, B083_APartOfABatchIsTheSameOnEveryLayout) {
+  const std::vector<std::vector<int64_t>> lengths = {{3}, {9}, {5}, {12}, {7}};
+  constexpr int64_t kTargets = 3 + 9 + 5 + 12 + 7 - 5;
+  Config config = model_m(12);
+  config.training.micro_batch_size = 2;
+  config.training.global_batch_size = 4;
+  const Outcome one = train(config, 1, rows(lengths), 5);
+  expect_same_training(train(config, 2, rows(lengths), 5), one, "dp 2");
+  expect_same_training(train(with_cp(config, 2), 4, rows(lengths), 5), one, "dp 2, cp 2");
+  int64_t targets = 0;
+  for (const StepReport& step : one.steps) targets += step.totals.targets;
+  EXPECT_EQ(targets, 4 * kTargets) << "five batches of four are four epochs of five rows";
+
+  const auto evaluated = [&](int ranks) {
+    BatchTotals totals;
+    run_job(training_job(config, ranks, rows(lengths)), [&](RankTrainer& trainer, World&) {
+      trainer.initialise_weights();
+      const BatchTotals found = trainer.evaluate(Split::train, 2);
+      if (trainer.context().rank == 0) totals = found;
+    });
+    return totals;
+  };
+  const BatchTotals whole = evaluated(1);
+  const BatchTotals shared = evaluated(2);
+  EXPECT_EQ(whole.targets, kTargets);
+  EXPECT_EQ(shared.targets, kTargets);
+  EXPECT_NEAR(*shared.loss / *whole.loss, 1, kSignalTolerance);
 }
 
 TEST(Loss, B057_ABatchWithoutTargetsMovesNothingAndReportsNoLoss) {
@@ -141,6 +224,30 @@ TEST(Loss, B038_DocumentsOfAnyLength) {
 
 TEST(Loss, B039_PaddingBehindDocumentsIsNoDocument) { expect_packed_equals_separate({6, 7}, 16, 2); }
 
+// Documents of 6 and 5 tokens; 4 zigzag ranks pad them to 16. Every array that has an element for each token has the
+// same number of them, and every way that keys travel gives the loss of one rank.
+TEST(Loss, B046_EveryArrayOfTokensIsPaddedAlike) {
+  Config config = model_m(11);
+  config.model.hidden_dropout = 0.1;
+  const SequenceLayout layout(CpLayout::zigzag, 11, 4);
+  ASSERT_EQ(layout.padded_length(), 16);
+  const Row row = {.id = 0, .length = 11, .documents = {{0, 6}, {6, 11}}, .targets = 9};
+  Device device(DeviceKind::dry, 1);
+  Arena arena(device);
+  const BatchLoader loader(config, layout, 3, nullptr);
+  {
+    const ProgramScope program(arena, "load");
+    const LoadedBatch batch = loader.load(device, arena, std::span(&row, 1));
+    for (const Buffer* tokens :
+         {&batch.tokens, &batch.labels, &batch.positions, &batch.lo, &batch.hi, &batch.token_index})
+      EXPECT_EQ(tokens->tensor().numel(), 16 / 4);
+    EXPECT_EQ(batch.rope_table.tensor().dim(0), 16 / 4);
+  }
+  const Outcome one = train(config, 1, rows({{6, 5}}));
+  for (CpCommType type : {CpCommType::p2p, CpCommType::all_gather, CpCommType::a2a, CpCommType::a2a_p2p})
+    expect_same_training(train(with_cp(config, 4, type), 4, rows({{6, 5}})), one, "padded");
+}
+
 TEST(Loss, B040_PaddedRowsCountRealTokensOnly) { expect_packed_equals_separate({3, 6}, 12, 2); }
 
 TEST(Loss, B045_EveryRowOfAMicroBatchKeepsItsOwnDocuments) {
@@ -172,7 +279,7 @@ TEST(Loss, B120_AttentionWorkCountsVisiblePairsOnly) {
 TEST(Optimizer, B077_AGradientThatIsNotFiniteSkipsTheStepAndAHugeOneDoesNot) {
   Config config = model_m(12);
   config.optimizer.clip_grad = 1;
-  const Job job = make_job(config, 1, RunKind::train, one_document_rows(1, 12));
+  const Job job = training_job(config, 1, one_document_rows(1, 12));
   run_job(job, [&](RankTrainer& trainer, World&) {
     trainer.initialise_weights();
     ParameterStore& store = trainer.store();
@@ -200,7 +307,7 @@ TEST(Optimizer, B073_DecayFallsOnMatricesOnly) {
   config.optimizer.weight_decay = 0.1;
   config.model.add_qkv_bias = true;
   config.model.qk_layernorm = true;
-  const Job job = make_job(config, 1, RunKind::train, one_document_rows(1, 12));
+  const Job job = training_job(config, 1, one_document_rows(1, 12));
   run_job(job, [&](RankTrainer& trainer, World&) {
     trainer.initialise_weights();
     const std::vector<float> before = copy_of(trainer.store().state(StateKind::weights));

@@ -76,14 +76,14 @@ TEST(MemoryPlan, KeptBytesFallAsOneOverCp) {
 
 TEST(MemoryPlan, TheRingsLiveBytesDoNotDependOnCp) {
   const auto ring = [](int64_t cp) {
+    const int64_t length = 2048 * cp;
     const Job job =
-        make_job(with_cp(model_m(256 * cp), cp), static_cast<int>(cp), RunKind::train, one_document_rows(1, 256 * cp));
+        make_job(with_cp(model_m(length), cp), static_cast<int>(cp), RunKind::train, one_document_rows(1, length));
     return largest(job.records[0].memory, Purpose::communication);
   };
-  EXPECT_GT(ring(3), 0);
-  EXPECT_EQ(ring(4), ring(3));
-  EXPECT_EQ(ring(8), ring(3));
-  EXPECT_LE(ring(2), ring(3));
+  EXPECT_GT(ring(2), 0);
+  EXPECT_EQ(ring(4), ring(2));
+  EXPECT_EQ(ring(8), ring(2));
 }
 
 TEST(MemoryPlan, PoliciesOrderAsTheyShould) {
@@ -146,7 +146,7 @@ TEST(Bytes, CountersEqualTheFormulas) {
   for (const auto& [precision, b] : {std::pair{Precision::fp32, 4}, std::pair{Precision::bf16, 2}}) {
     Config config = with_cp(model_m(96), 4, CpCommType::p2p);
     config.training.precision = precision;
-    const Job job = make_job(config, 4, RunKind::train, one_document_rows(1, 96));
+    const Job job = training_job(config, 4, one_document_rows(1, 96));
     std::array<Traffic, 4> cp{};
     std::array<Traffic, 4> sum{};
     run_job(job, [&](RankTrainer& trainer, World&) {
@@ -175,6 +175,13 @@ TEST(Bytes, CountersEqualTheFormulas) {
     const int64_t gradient_bytes = ParameterTable(job.config.model).flat_elements() * 4;
     EXPECT_EQ(gradients_received, 2 * 3 * gradient_bytes) << "all ranks together: 2 bytes (n - 1)";
   }
+}
+
+TEST(Repeatable, ThreadsOfARankChangeNoMoreThanRounding) {
+  Config config = model_m(40);
+  config.training.global_batch_size = 2;
+  const auto dataset = one_document_rows(2, 40);
+  expect_same_training(train(config, 1, dataset, 2, 3), train(config, 1, dataset, 2), "3 threads");
 }
 
 TEST(Repeatable, TheSameRunTwiceGivesTheSameBits) {

@@ -126,9 +126,18 @@ inline std::vector<float> copy_of(const Tensor& flat) {
   return std::vector<float>(flat.data<float>(), flat.data<float>() + flat.numel());
 }
 
-inline Outcome train(const Config& config, int ranks, const std::shared_ptr<const Dataset>& dataset,
-                     int64_t steps = 1) {
-  const Job job = make_job(config, ranks, RunKind::train, dataset);
+// A training job of one thread a rank: on data this small several would wait for one another longer than they work,
+// the more so where another program holds one of their cores.
+inline Job training_job(const Config& config, int ranks, const std::shared_ptr<const Dataset>& dataset,
+                        int threads = 1) {
+  Job job = make_job(config, ranks, RunKind::train, dataset);
+  job.threads = threads;
+  return job;
+}
+
+inline Outcome train(const Config& config, int ranks, const std::shared_ptr<const Dataset>& dataset, int64_t steps = 1,
+                     int threads = 1) {
+  const Job job = training_job(config, ranks, dataset, threads);
   Outcome outcome;
   outcome.highest_bytes.resize(static_cast<size_t>(ranks));
   for (const RankRecord& record : job.records) outcome.plans.push_back(record.memory);
