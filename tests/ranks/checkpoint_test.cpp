@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <set>
 
@@ -105,6 +106,7 @@ const std::vector<Grid4>& grids() {
 TEST(Checkpoint, B098_AnyLayoutLoadsWhatAnyLayoutSavedBitForBit) {
   Config config = training_config();
   for (Precision precision : {Precision::fp32, Precision::bf16}) {
+    if (kThreadSanitizer && precision == Precision::fp32) continue;
     config.training.precision = precision;
     for (const Grid4& from : grids()) {
       const ScratchFolder folder;

@@ -31,14 +31,8 @@ constexpr Sizes kSizes[] = {{1, 2, 1, 1}, {1, 3, 1, 1}, {1, 4, 1, 1}, {1, 8, 1, 
                             {2, 1, 1, 2}, {1, 2, 2, 1}, {1, 2, 1, 2}, {1, 1, 2, 2}, {2, 2, 2, 1}, {2, 2, 1, 2},
                             {2, 1, 2, 2}, {1, 2, 2, 2}, {4, 2, 1, 1}, {1, 4, 2, 1}, {1, 4, 1, 2}, {2, 4, 1, 1}};
 constexpr int64_t kLength = 24;
-// The thread sanitizer slows every access by an order of magnitude, and looks for races, not for wrong numbers.
-#if defined(__SANITIZE_THREAD__)
-constexpr size_t kEveryCase = 6;
-constexpr int64_t kSteps = 2;
-#else
-constexpr size_t kEveryCase = 1;
-constexpr int64_t kSteps = 5;
-#endif
+constexpr size_t kEveryCase = kThreadSanitizer ? 6 : 1;
+constexpr int64_t kSteps = kThreadSanitizer ? 2 : 5;
 
 // One value of an option of numbers.
 template <typename Value>
@@ -135,12 +129,21 @@ bool legal(const std::vector<Option>& all, const Choice& choice) {
   }
 }
 
-using Pair = std::array<size_t, 4>;  // option, value, later option, value
+// Pairs of values of two options, as numbers below kPairs: values are numbered over all options.
+constexpr size_t kValues = 64;
+constexpr size_t kPairs = kValues * kValues;
 
-std::vector<Pair> pairs_of(const Choice& choice) {
-  std::vector<Pair> pairs;
-  for (size_t i = 0; i < choice.size(); ++i)
-    for (size_t j = i + 1; j < choice.size(); ++j) pairs.push_back({i, choice[i], j, choice[j]});
+std::vector<size_t> pairs_of(const std::vector<Option>& all, const Choice& choice) {
+  std::vector<size_t> numbers;
+  size_t first = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    numbers.push_back(first + choice[i]);
+    first += all[i].values.size();
+  }
+  FARSPAN_CHECK(first <= kValues, "{} values of options, room for {}", first, kValues);
+  std::vector<size_t> pairs;
+  for (size_t i = 0; i < numbers.size(); ++i)
+    for (size_t j = i + 1; j < numbers.size(); ++j) pairs.push_back(numbers[i] * kValues + numbers[j]);
   return pairs;
 }
 
@@ -157,29 +160,31 @@ std::vector<Choice> covering_cases(const std::vector<Option>& all) {
   const Philox random(3, "grid matrix");
   uint64_t at = 0;
   std::vector<Choice> candidates;
-  std::set<Pair> open;
+  std::vector<std::vector<size_t>> pairs;  // of each candidate
+  std::vector<bool> open(kPairs, false);
   for (int i = 0; i < kCandidates; ++i) {
     Choice choice = draw(all, random, at);
     if (!legal(all, choice)) continue;
-    for (const Pair& pair : pairs_of(choice)) open.insert(pair);
+    pairs.push_back(pairs_of(all, choice));
+    for (size_t pair : pairs.back()) open[pair] = true;
     candidates.push_back(std::move(choice));
   }
   std::vector<Choice> cases;
-  while (!open.empty()) {
-    const Choice* best = nullptr;
-    size_t most = 0;
-    for (const Choice& candidate : candidates) {
-      size_t covers = 0;
-      for (const Pair& pair : pairs_of(candidate)) covers += open.count(pair);
+  while (true) {
+    size_t best = 0;
+    std::ptrdiff_t most = 0;
+    for (size_t candidate = 0; candidate < candidates.size(); ++candidate) {
+      const auto covers =
+          std::count_if(pairs[candidate].begin(), pairs[candidate].end(), [&](size_t pair) { return open[pair]; });
       if (covers > most) {
         most = covers;
-        best = &candidate;
+        best = candidate;
       }
     }
-    for (const Pair& pair : pairs_of(*best)) open.erase(pair);
-    cases.push_back(*best);
+    if (most == 0) return cases;
+    for (size_t pair : pairs[best]) open[pair] = false;
+    cases.push_back(candidates[best]);
   }
-  return cases;
 }
 
 std::string text_of(const std::vector<Option>& all, const Choice& choice) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Invariant 2 (design: the loss is global): one sum over all valid targets of the global batch, divided by their
 // number.
-#include "comm/dry/dry_communicator.h"
 #include "tests/ranks/training_case.h"
 
 namespace farspan::testing_case {

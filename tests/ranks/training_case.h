@@ -17,6 +17,14 @@
 
 namespace farspan::testing_case {
 
+// The thread sanitizer slows every access by an order of magnitude, and it looks for races, not for wrong numbers:
+// tests of many cases of one kind run fewer of them there.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kThreadSanitizer = true;
+#else
+inline constexpr bool kThreadSanitizer = false;
+#endif
+
 // Rows given by the lengths of their documents; what is left of seq_length is padding. Token values are random and
 // follow one another through all rows, so the same documents dealt to rows otherwise hold the same tokens. A token's
 // label is the next token of its document; `without_targets` rows have none.

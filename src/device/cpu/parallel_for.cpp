@@ -49,8 +49,15 @@ void parallel_for(const Device& device, int64_t n, int64_t grain, const std::fun
   first.rethrow();
 }
 
-void parallel_tasks(const Device& device, int64_t n, const std::function<void(int64_t, int)>& body) {
-  const int threads = static_cast<int>(std::min<int64_t>(device.threads(), n));
+int worthwhile_threads(const Device& device, double flops) {
+  // 10 to 30 microseconds of a core's work, several times what threads take to meet on idle cores. On busy ones they
+  // may wait a scheduler's turn of milliseconds for each other, which small products never win back.
+  constexpr double kFlopsPerThread = 2e6;
+  return static_cast<int>(std::clamp(flops / kFlopsPerThread, 1.0, static_cast<double>(device.threads())));
+}
+
+void parallel_tasks(int most_threads, int64_t n, const std::function<void(int64_t, int)>& body) {
+  const int threads = static_cast<int>(std::min<int64_t>(most_threads, n));
   if (threads <= 1) {
     for (int64_t i = 0; i < n; ++i) body(i, 0);
     return;

@@ -150,6 +150,16 @@ std::string attention_kernel_declines(const AttentionBlock& block) {
   return fmt::format("head size {} is above {}", head_size, kMaxKernelHeadSize);
 }
 
+namespace {
+
+int threads_for(const Device& device, const AttentionBlock& block) {
+  const int64_t pairs = block.visible_pairs >= 0 ? block.visible_pairs : block.query.dim(0) * block.key.dim(0);
+  return worthwhile_threads(
+      device, 4.0 * static_cast<double>(pairs) * static_cast<double>(block.query.dim(1) * block.query.dim(2)));
+}
+
+}  // namespace
+
 void attention_kernel_forward(const Device& device, const AttentionBlock& block, const Tensor& out, const Tensor& lse) {
   const std::vector<uint64_t> draw_keys = draw_keys_of(block);
   const ForwardArguments args{kernel_block(block, draw_keys), output_rows(out), per_head(lse)};
@@ -159,7 +169,7 @@ void attention_kernel_forward(const Device& device, const AttentionBlock& block,
       scratch_per_thread(device, HWY_DYNAMIC_DISPATCH(task_scratch)(args.block.head_size));
   // From the last rows to the first: under a causal mask the last see most, and short tasks at the end even out the
   // threads.
-  parallel_tasks(device, tiles * kv_heads, [&](int64_t index, int thread) {
+  parallel_tasks(threads_for(device, block), tiles * kv_heads, [&](int64_t index, int thread) {
     HWY_DYNAMIC_DISPATCH(forward_task)
     (args, index % kv_heads, tiles - 1 - index / kv_heads, scratch[static_cast<size_t>(thread)]);
   });
@@ -187,7 +197,7 @@ void attention_kernel_backward(const Device& device, const AttentionBlock& block
       scratch_per_thread(device, HWY_DYNAMIC_DISPATCH(task_scratch)(args.block.head_size));
   // Chunks in ascending order, so that the one a task may wait for has always been started; heads innermost, so that it
   // is usually done.
-  parallel_tasks(device, tasks, [&](int64_t index, int thread) {
+  parallel_tasks(threads_for(device, block), tasks, [&](int64_t index, int thread) {
     HWY_DYNAMIC_DISPATCH(backward_task)(args, index % kv_heads, index / kv_heads, scratch[static_cast<size_t>(thread)]);
   });
 }

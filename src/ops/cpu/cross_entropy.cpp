@@ -53,6 +53,7 @@ double sum_of_exponentials(const float* x, float maximum, int64_t columns, float
 }
 
 void zero_row(const RowView& rows, int64_t row, DType dtype) {
+  if (rows.columns() == 0) return;  // a rank without vocabulary has no memory for it
   std::memset(rows.raw(row, 0), 0, static_cast<size_t>(rows.columns() * size_of(dtype)));
 }
 

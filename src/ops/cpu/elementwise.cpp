@@ -72,6 +72,7 @@ HWY_EXPORT(add_target);
 HWY_EXPORT(sum_of_squares_target);
 
 void cast_elements(const void* x, DType x_dtype, void* y, DType y_dtype, int64_t n) {
+  if (n == 0) return;
   if (x_dtype == y_dtype)
     std::memcpy(y, x, static_cast<size_t>(n * size_of(x_dtype)));
   else

@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "device/parallel_for.h"
 #include "ops/cpu/gemm_problem.h"
 
 namespace farspan::cpu {
@@ -120,8 +121,11 @@ CachedProduct& product_for(const GemmProblem& problem, int threads) {
 
 GemmOutcome gemm_onednn(Device& device, const GemmProblem& problem) {
   // Per calling thread; a primitive is built for, and runs on, this many.
-  if (omp_get_max_threads() != device.threads()) omp_set_num_threads(device.threads());
-  CachedProduct& product = product_for(problem, device.threads());
+  const double flops =
+      2.0 * static_cast<double>(problem.m) * static_cast<double>(problem.n) * static_cast<double>(problem.k);
+  const int threads = worthwhile_threads(device, flops);
+  if (omp_get_max_threads() != threads) omp_set_num_threads(threads);
+  CachedProduct& product = product_for(problem, threads);
   if (!product.declined.empty()) return {false, product.declined};
 
   thread_local dnnl::stream stream(cpu_engine());

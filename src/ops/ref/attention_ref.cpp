@@ -128,7 +128,7 @@ void forward(const Device& device, const AttentionBlock& block, const Tensor& ou
   const TypedBlock<T> b(block);
   float* const out_data = out.data<float>();
   float* const lse_data = lse.data<float>();
-  parallel_tasks(device, b.queries, [&](int64_t i, int) {
+  parallel_tasks(device.threads(), b.queries, [&](int64_t i, int) {
     for (int64_t a = 0; a < b.heads; ++a)
       forward_row(b, i, a, out_data + i * out.stride(0) + a * out.stride(1), lse_data + a * lse.stride(0) + i);
   });
@@ -197,11 +197,11 @@ void backward(const Device& device, const AttentionBlock& block, const Tensor& d
   float* const dq = d_query.data<float>();
   float* const dk = d_key.data<float>();
   float* const dv = d_value.data<float>();
-  parallel_tasks(device, b.queries, [&](int64_t i, int) {
+  parallel_tasks(device.threads(), b.queries, [&](int64_t i, int) {
     for (int64_t a = 0; a < b.heads; ++a)
       backward_query(b, g, i, a, dq + i * d_query.stride(0) + a * d_query.stride(1));
   });
-  parallel_tasks(device, b.keys, [&](int64_t j, int) {
+  parallel_tasks(device.threads(), b.keys, [&](int64_t j, int) {
     for (int64_t h = 0; h < b.kv_heads; ++h)
       backward_key(b, g, j, h, dk + j * d_key.stride(0) + h * d_key.stride(1),
                    dv + j * d_value.stride(0) + h * d_value.stride(1));
