@@ -90,7 +90,8 @@ int main(int argc, char** argv) {
   farspan::Session session;
   try {
     const int status = farspan::run(std::vector<std::string>(argv + (argc > 0 ? 1 : 0), argv + argc), session);
-    if (std::fflush(stdout) != 0) throw farspan::DataError("standard output cannot be written");
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+      throw farspan::DataError("standard output cannot be written");
     session.finish();
     return status;
   } catch (...) {

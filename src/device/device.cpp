@@ -71,6 +71,18 @@ int usable_cores() {
 
 int threads_per_rank(int ranks) { return std::max(1, usable_cores() / std::max(1, ranks)); }
 
+namespace {
+
+// "/a/b", or empty at the root or where groups are not of version 2.
+std::string own_control_group() {
+  std::ifstream file("/proc/self/cgroup");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("0::/") && line.size() > 4) return line.substr(3);
+  return {};
+}
+
+}  // namespace
+
 int64_t available_memory_bytes() {
   int64_t available = INT64_MAX;
   std::ifstream meminfo("/proc/meminfo");
@@ -79,8 +91,16 @@ int64_t available_memory_bytes() {
     int64_t kib = 0;
     if (word == "MemAvailable:" && meminfo >> kib) available = kib * 1024;
   }
-  const int64_t limit = read_number("/sys/fs/cgroup/memory.max", INT64_MAX);
-  if (limit != INT64_MAX) available = std::min(available, limit - read_number("/sys/fs/cgroup/memory.current", 0));
+  // Every control group above this process may set a limit (cgroup v2: one line "0::/a/b").
+  std::string group = own_control_group();
+  while (true) {
+    const std::string folder = "/sys/fs/cgroup" + group;
+    const int64_t limit = read_number((folder + "/memory.max").c_str(), INT64_MAX);
+    if (limit != INT64_MAX)
+      available = std::min(available, limit - read_number((folder + "/memory.current").c_str(), 0));
+    if (group.empty()) break;
+    group.resize(group.rfind('/'));
+  }
   return std::max<int64_t>(0, available);
 }
 

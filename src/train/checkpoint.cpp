@@ -63,7 +63,8 @@ void for_each_owned(std::span<const Parameter> parameters, Body&& body) {
 // --- Writing. ---
 
 // The files of one rank: what it owns, kind after kind.
-void write_kinds(const fs::path& folder, RankTrainer& trainer, std::span<const StoredKind> kinds, bool writes) {
+void write_kinds(const fs::path& folder, RankTrainer& trainer, std::span<const StoredKind> kinds, const std::string& id,
+                 bool writes) {
   const ParameterTable& table = trainer.parameters();
   const Config& config = trainer.config();
   const RankContext& context = trainer.context();
@@ -71,7 +72,7 @@ void write_kinds(const fs::path& folder, RankTrainer& trainer, std::span<const S
       file_of(config, kinds.front(), context.coordinate(Dimension::tp), context.coordinate(Dimension::pp));
   std::optional<SafetensorsWriter> writer;
   if (writes) {
-    writer.emplace((folder / name).string());
+    writer.emplace((folder / name).string(), std::map<std::string, std::string>{{kCheckpointId, id}});
     for (const StoredKind& kind : kinds) {
       if (!trainer.store().state(kind.kind).defined()) continue;
       for_each_owned(table.parameters(), [&](const Parameter& parameter, const Section& section) {
@@ -104,7 +105,7 @@ CheckpointIndex index_of(RankTrainer& trainer, const CheckpointState& state) {
   for (const StoredKind& kind : kMoments)
     if (trainer.store().state(kind.kind).defined()) kinds.push_back(kind);
 
-  CheckpointIndex index = {.state = state, .tensors = {}};
+  CheckpointIndex index = {.id = {}, .state = state, .tensors = {}};
   std::map<std::string, size_t> by_name;
   for (int stage = 0; stage < config.parallel.pipeline_model_parallel_size; ++stage) {
     for (int rank = 0; rank < config.parallel.tensor_model_parallel_size; ++rank) {
@@ -120,19 +121,8 @@ CheckpointIndex index_of(RankTrainer& trainer, const CheckpointState& state) {
       }
     }
   }
+  index.id = index_id(index);
   return index;
-}
-
-// N of a folder named step_N, or nothing.
-std::optional<int64_t> step_of(const fs::path& folder) {
-  const std::string name = folder.filename().string();
-  constexpr std::string_view kPrefix = "step_";
-  int64_t step = 0;
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  const char* end = name.data() + name.size();
-  const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
-  if (error != std::errc() || stop != end) return std::nullopt;
-  return step;
 }
 
 // Complete checkpoints in a folder, oldest first.
@@ -140,7 +130,7 @@ std::vector<std::pair<int64_t, fs::path>> checkpoints_in(const fs::path& folder)
   std::vector<std::pair<int64_t, fs::path>> found;
   std::error_code ignored;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
-    const std::optional<int64_t> step = step_of(entry.path());
+    const std::optional<int64_t> step = checkpoint_step(entry.path().filename().string());
     if (step && *step >= 0 && fs::exists(entry.path() / kIndexFile, ignored)) found.emplace_back(*step, entry.path());
   }
   std::sort(found.begin(), found.end());
@@ -172,6 +162,16 @@ void remove_older(const std::string& folder, int64_t step, int64_t keep) {
 
 }  // namespace
 
+std::optional<int64_t> checkpoint_step(const std::string& name) {
+  constexpr std::string_view kPrefix = "step_";
+  int64_t step = 0;
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const char* end = name.data() + name.size();
+  const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
+  if (error != std::errc() || stop != end) return std::nullopt;
+  return step;
+}
+
 std::string save_checkpoint(const std::string& folder, RankTrainer& trainer, const CheckpointState& state,
                             int64_t keep) {
   const fs::path final_path = fs::path(folder) / fmt::format("step_{}", state.step);
@@ -179,13 +179,14 @@ std::string save_checkpoint(const std::string& folder, RankTrainer& trainer, con
   const RankContext& context = trainer.context();
   Communicator& world = context.group(Dimension::world);
   const bool writes = context.group(Dimension::dp_cp).rank() == 0;
+  const CheckpointIndex index = index_of(trainer, state);
   try {
     if (world.rank() == 0) create_folder(partial);
     world.barrier("checkpoint folder");
-    write_kinds(partial, trainer, {&kWeights, 1}, writes);
-    write_kinds(partial, trainer, kMoments, writes);
+    write_kinds(partial, trainer, {&kWeights, 1}, index.id, writes);
+    write_kinds(partial, trainer, kMoments, index.id, writes);
     world.barrier("checkpoint files");
-    if (world.rank() == 0) write_file_atomically((partial / kIndexFile).string(), index_json(index_of(trainer, state)));
+    if (world.rank() == 0) write_file_atomically((partial / kIndexFile).string(), index_json(index));
   } catch (...) {
     std::error_code ignored;
     fs::remove_all(partial, ignored);  // it may be what fills the disk

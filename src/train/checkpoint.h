@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "train/rank_trainer.h"
@@ -25,6 +26,9 @@ struct CheckpointState {
 // Called by every rank.
 std::string save_checkpoint(const std::string& folder, RankTrainer& trainer, const CheckpointState& state,
                             int64_t keep);
+
+// N of a folder named step_N; nothing for another name.
+std::optional<int64_t> checkpoint_step(const std::string& name);
 
 // The checkpoint that `path` means: itself, or the newest complete step_N in it (or in its checkpoints/). Throws
 // DataError when there is none.

@@ -6,6 +6,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/philox.h"
+
 namespace farspan {
 namespace {
 
@@ -33,6 +35,11 @@ Shape shape_at(const Json& json, const char* key, const std::string& path, const
   const bool bad = std::any_of(sizes.begin(), sizes.end(), [](int64_t size) { return size < 0; });
   if (bad || sizes.empty() || sizes.size() > Shape::kMaxRank)
     throw DataError(fmt::format("{}: tensor {} has {} {}", path, name, key, json.at(key).dump()));
+  int64_t elements = 1;
+  for (int64_t size : sizes)
+    if (__builtin_mul_overflow(elements, size, &elements))
+      throw DataError(fmt::format("{}: tensor {} has {} {}, more elements than there can be", path, name, key,
+                                  json.at(key).dump()));
   return Shape(std::span<const int64_t>(sizes));
 }
 
@@ -83,8 +90,15 @@ StoredTensor tensor_of(const std::string& name, const Json& json, const std::str
 
 }  // namespace
 
+std::string index_id(const CheckpointIndex& index) {
+  CheckpointIndex without = index;
+  without.id.clear();
+  return fmt::format("{:016x}", name_hash(index_json(without)));
+}
+
 std::string index_json(const CheckpointIndex& index) {
   Json json;
+  if (!index.id.empty()) json["id"] = index.id;
   json["format_version"] = kFormatVersion;
   json["step"] = index.state.step;
   json["updates"] = index.state.updates;
@@ -113,12 +127,16 @@ CheckpointIndex read_index(const std::string& checkpoint) {
       throw DataError(fmt::format("{}: format_version {}, this version reads {}", path,
                                   json.at("format_version").dump(), kFormatVersion));
     CheckpointIndex index;
+    index.id = json.value("id", "");
     index.state.step = count_at(json, "step", path);
     index.state.updates = count_at(json, "updates", path);
     index.state.data_identity = json.at("data_identity").get<std::string>();
     index.state.settings = json.at("settings").get<SavedSettings>();
     for (const auto& [name, tensor] : json.at("tensors").items())
       index.tensors.push_back(tensor_of(name, tensor, path));
+    if (!index.id.empty() && index.id != index_id(index))
+      throw DataError(fmt::format("{}: was changed after it was written (id {}, its content has {}); restore it", path,
+                                  index.id, index_id(index)));
     return index;
   } catch (const nlohmann::json::exception& error) {
     throw DataError(fmt::format("{}: not a checkpoint index: {}", path, error.what()));

@@ -26,10 +26,17 @@ struct StoredTensor {
   std::vector<StoredSlice> slices;  // cover it, each element once
 };
 
+// Key of the metadata in which every file of a checkpoint carries the index's id.
+inline constexpr const char* kCheckpointId = "checkpoint";
+
 struct CheckpointIndex {
+  std::string id;  // index_id; empty in checkpoints of before there was one
   CheckpointState state;
   std::vector<StoredTensor> tensors;
 };
+
+// A hash of all else that the index says: files of another step, run or layout carry another one.
+std::string index_id(const CheckpointIndex& index);
 
 std::string index_json(const CheckpointIndex& index);
 

@@ -40,7 +40,15 @@ const SafetensorsFile& CheckpointReader::file(const std::string& name) {
   const auto found = files_.find(name);
   if (found != files_.end()) return found->second;
   const std::string path = (std::filesystem::path(checkpoint_) / name).string();
-  return files_.emplace(name, SafetensorsFile::open(path)).first->second;
+  const SafetensorsFile& opened = files_.emplace(name, SafetensorsFile::open(path)).first->second;
+  const auto id = opened.metadata().find(kCheckpointId);
+  const std::string found_id = id == opened.metadata().end() ? "none" : id->second;
+  if (!index_.id.empty() && found_id != index_.id)
+    throw DataError(
+        fmt::format("{}: belongs to another checkpoint (id {}, the index has {}); restore the file that was "
+                    "saved with it",
+                    path, found_id, index_.id));
+  return opened;
 }
 
 std::string CheckpointReader::missing_file(const std::string& prefix) const {

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/job.h"
 
+#include <numeric>
+
 #include "base/log.h"
 #include "comm/mpi/mpi_world.h"
 #include "comm/threads/thread_world.h"
 #include "config/validate.h"
 #include "data/tokenizer.h"
+#include "train/agreement.h"
 
 namespace farspan {
 
@@ -75,6 +78,12 @@ void run_job(const Job& job, const std::function<void(RankTrainer&, World&)>& bo
   const int size = static_cast<int>(job.sizes.world_size);
   const RankBody run_rank = [&](int rank, World& world) {
     const LogRank log_rank(rank);
+    if (job.processes) {
+      std::vector<int> everyone(static_cast<size_t>(size));
+      std::iota(everyone.begin(), everyone.end(), 0);
+      check_agreement(*world.group(rank, everyone, Dimension::world), job.config,
+                      job.dataset ? job.dataset->identity() : "");
+    }
     Device device(DeviceKind::cpu, job.threads);
     Arena arena(device, job.records[static_cast<size_t>(rank)].memory);
     RankContext context(rank, grid, device, arena);

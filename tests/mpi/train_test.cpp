@@ -166,6 +166,19 @@ TEST_F(MpiTrain, B114_LauncherAndLibraryMustAgreeOnTheWorld) {
   EXPECT_FALSE(std::filesystem::exists(folder_.path("run")));
 }
 
+TEST_F(MpiTrain, ProcessesWithOtherSettingsOrOtherDataAreRefused) {
+  folder_.write("others/a", std::string(1200, 'x'));
+  const std::string train = command("train", output("run"));
+  for (const auto& [more, status, message] :
+       {std::tuple{std::string("--lr 0.5"), 2, "optimizer.lr is 0.005 on rank 0 and 0.5 on rank 1"},
+        {std::string("--train-iters 2"), 2, "training.train_iters is 5 on rank 0 and 2 on rank 1"},
+        {"--path " + folder_.path("others"), 2, "data.path is "}}) {
+    Launched run(fmt::format("-n 1 {0} {1} : -n 1 {0} {1} {2}", program(), train, more));
+    EXPECT_EQ(run.wait(), status) << run.err();
+    EXPECT_THAT(run.last_line(), AllOf(StartsWith("farspan: error: "), HasSubstr(message)));
+  }
+}
+
 TEST_F(MpiTrain, WhatIsWrongInEveryProcessIsSaidOnce) {
   for (const auto& [flags, status, message] :
        {std::tuple{"--hidden-size 31", 2, "hidden_size 31"},

@@ -292,14 +292,17 @@ TEST(Checkpoint, B104_AMissingShardOrTensorIsNamed) {
   const fs::path aside = fs::path(folder.path()) / "aside";
   fs::rename(shard, aside);
   EXPECT_THAT(load_error(config, folder.path()), ::testing::HasSubstr("weights-tp1-pp0.safetensors"));
-  {
-    SafetensorsWriter other(shard.string());
+  const auto metadata = SafetensorsFile::open(aside.string()).metadata();
+  for (bool of_this_checkpoint : {false, true}) {
+    SafetensorsWriter other(shard.string(), of_this_checkpoint ? metadata : decltype(metadata){});
     other.declare("something.else", DType::f32, {1});
     const float value = 1;
     other.write("something.else", std::as_bytes(std::span(&value, 1)));
     other.finish();
+    EXPECT_THAT(
+        load_error(config, folder.path()),
+        ::testing::HasSubstr(of_this_checkpoint ? "embedding.weight[129:257]" : "belongs to another checkpoint"));
   }
-  EXPECT_THAT(load_error(config, folder.path()), ::testing::HasSubstr("embedding.weight[129:257]"));
   fs::rename(aside, shard);
   EXPECT_EQ(load_error(config, folder.path()), "");
 }
@@ -331,6 +334,26 @@ TEST(Checkpoint, B103_ATiedModelIsSavedOnceAndTyingIsNamed) {
                                      "untie_embeddings_and_output_weights false"));
     EXPECT_THAT(load_error(tied, of_untied.path()), ::testing::HasSubstr("is not tied to the embedding"));
   }
+}
+
+// Files that fit each other but not the index: another run's, another step's, or an index that was edited.
+TEST(Checkpoint, FilesOfAnotherCheckpointAreRefused) {
+  namespace fs = std::filesystem;
+  const Config config = training_config();
+  const ScratchFolder first;
+  const ScratchFolder second;
+  run(config, {.tp = 2}, 1, 2, "", first.path());
+  run(config, {.tp = 2}, 1, 3, "", second.path());
+  const fs::path shard = fs::path(first.path()) / "step_2" / "weights-tp1-pp0.safetensors";
+  fs::copy_file(fs::path(second.path()) / "step_3" / "weights-tp1-pp0.safetensors", shard,
+                fs::copy_options::overwrite_existing);
+  EXPECT_THAT(load_error(config, first.path()), ::testing::HasSubstr("belongs to another checkpoint"));
+
+  const std::string index = second.read("step_3/index.json");
+  const size_t updates = index.find("\"updates\": 3");
+  ASSERT_NE(updates, std::string::npos);
+  second.write("step_3/index.json", std::string(index).replace(updates, 12, "\"updates\": 2"));
+  EXPECT_THAT(load_error(config, second.path()), ::testing::HasSubstr("was changed after it was written"));
 }
 
 TEST(Checkpoint, B105_AStrayFileIsIgnored) {
