@@ -45,6 +45,6 @@ function(farspan_mpi_test folder stem)
     set(name ${folder}.${stem}.${processes})
     add_test(NAME ${name} COMMAND ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe --bind-to none
       -n ${processes} $<TARGET_FILE:${target}>)
-    set_tests_properties(${name} PROPERTIES TIMEOUT 120 PROCESSORS ${processes} LABELS ${folder})
+    set_tests_properties(${name} PROPERTIES TIMEOUT 300 PROCESSORS ${processes} LABELS ${folder})
   endforeach()
 endfunction()
