@@ -120,4 +120,21 @@ class Launched {
   double seconds_ = 0;
 };
 
+// Open MPI looks the machine up by name in every process. Where that name is neither in /etc/hosts nor known to the
+// name server at once, a launch takes some ten seconds, and tests of what happens within two seconds say nothing.
+class PromptLaunches : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    constexpr double kPrompt = 4;  // seconds; a launch of two processes takes a fraction of one
+    const char* program = std::getenv("FARSPAN_PROGRAM");
+    if (program == nullptr) return;
+    Launched probe(fmt::format("-n 2 {} train /no/such/config.yaml", program));
+    probe.wait();
+    if (probe.seconds() > kPrompt)
+      GTEST_SKIP() << "two processes took " << probe.seconds()
+                   << " s to start under mpirun; does this machine's own name stand in /etc/hosts?";
+  }
+};
+inline ::testing::Environment* const kPromptLaunches = ::testing::AddGlobalTestEnvironment(new PromptLaunches);
+
 }  // namespace farspan
