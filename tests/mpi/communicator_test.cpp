@@ -112,7 +112,7 @@ int main(int argc, char** argv) {
     listeners.Append(new farspan::FailurePrinter);
   }
   const int status = RUN_ALL_TESTS();
-  if (farspan::processes->failed() || farspan::processes->library().abandoned()) std::_Exit(1);
+  if (farspan::processes->failed() || farspan::processes->mpi().abandoned()) std::_Exit(1);
   farspan::processes->finish();
   farspan::processes.reset();
   return status;

@@ -16,7 +16,7 @@ constexpr double kQuietSeconds = 1;
 }  // namespace
 
 MpiWorld::MpiWorld(Processes& processes, double timeout_seconds)
-    : processes_(processes), library_(processes.library()), timeout_seconds_(timeout_seconds) {
+    : processes_(processes), library_(processes.mpi()), timeout_seconds_(timeout_seconds) {
   FARSPAN_CHECK(timeout_seconds > 0, "a time-out of {} s; above 0", timeout_seconds);
 }
 
@@ -162,7 +162,7 @@ void run_process_rank(Processes& processes, double timeout_seconds, const RankBo
     body(processes.rank(), world);
     processes.end_run(timeout_seconds);
   } catch (...) {
-    processes.library().abandon();
+    processes.mpi().abandon();
     processes.fail(failure_of(processes.rank(), std::current_exception()));
     const Verdict verdict = processes.verdict();
     throw_error(verdict.kind, verdict.message);

@@ -40,7 +40,7 @@ class Processes {
 
   int rank() const { return library_.rank(); }
   int size() const { return library_.size(); }
-  MpiLibrary& library() { return library_; }
+  MpiLibrary& mpi() { return library_; }
   const std::string& host_of(int rank) const { return infos_[static_cast<size_t>(rank)].host; }
   // Ranks whose processes share this one's machine, itself among them.
   std::vector<int> ranks_of_this_host() const;
