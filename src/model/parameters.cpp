@@ -216,10 +216,6 @@ const Parameter& ParameterTable::find(const std::string& name) const {
   return parameters_[found->second];
 }
 
-Tensor ParameterTable::view(const Tensor& flat, const Parameter& parameter) const {
-  return flat.slice(0, parameter.offset, parameter.offset + parameter.shape.numel()).reshape(parameter.shape);
-}
-
 size_t ParameterTable::unit_named(std::string_view name) const {
   const auto found =
       std::find_if(units_.begin(), units_.end(), [&](const ParameterUnit& unit) { return unit.name == name; });

@@ -40,6 +40,9 @@ struct ModelShare {
 
 enum class Initialisation { zeros, ones, normal };
 
+// The type of activations and of the weights that layers read.
+inline DType compute_dtype(Precision precision) { return precision == Precision::fp32 ? DType::f32 : DType::bf16; }
+
 // Along which dimension a part is cut out of the whole.
 enum class Cut { none, rows, columns };
 
@@ -110,7 +113,6 @@ class ParameterTable {
   int64_t parameter_count() const;                          // of this rank's parts, padding not included
   bool contains(const std::string& name) const { return by_name_.contains(name); }
   const Parameter& find(const std::string& name) const;  // throws InternalError
-  Tensor view(const Tensor& flat, const Parameter& parameter) const;
 
   // Units by place. `head_unit` is the embedding's own where weights are tied.
   size_t embedding_unit() const { return unit_named("embedding"); }

@@ -13,8 +13,6 @@ namespace {
 
 constexpr int64_t kSummed = -1;
 
-DType compute_dtype(Precision precision) { return precision == Precision::fp32 ? DType::f32 : DType::bf16; }
-
 // Inference keeps whole weights unless they are meant to be sharded themselves.
 int stage_for(const Config& config, ParameterStore::Use use) {
   const int stage = static_cast<int>(config.parallel.zero_stage);

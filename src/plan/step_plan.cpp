@@ -8,11 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "config/head_split.h"
 #include "config/names.h"
 #include "model/flops.h"
 #include "model/parameters.h"
-#include "parallel/context/choose_cp_comm_type.h"
+#include "train/attention_of_layers.h"
 
 namespace farspan {
 namespace {
@@ -59,21 +58,9 @@ PhaseTime phase_time(const PhaseCost& cost, const Machine& machine, const LinkRa
 
 // Layers by the way their keys and values travel, automatic resolved.
 std::map<CpCommType, int64_t> layers_by_comm_type(const Config& config) {
-  const ParallelConfig& parallel = config.parallel;
-  const int64_t tp = parallel.tensor_model_parallel_size;
-  const SequenceLayout layout(parallel.cp_layout, config.data.seq_length,
-                              static_cast<int>(parallel.context_parallel_size), parallel.sequence_parallel ? tp : 1);
-  const ContextAttentionShape shape = {.heads = config.model.num_attention_heads / tp,
-                                       .kv_heads = local_kv_heads(config.model.num_query_groups, tp),
-                                       .head_dim = config.model.kv_channels,
-                                       .scale = static_cast<float>(config.model.softmax_scale)};
-  const DType dtype = config.training.precision == Precision::fp32 ? DType::f32 : DType::bf16;
-  const auto resolved = [&](CpCommType asked) {
-    return choose_cp_comm_type(asked, layout, shape, dtype, parallel.hierarchical_context_parallel_sizes);
-  };
-  if (parallel.cp_comm_type.size() == 1) return {{resolved(parallel.cp_comm_type[0]), config.model.num_layers}};
+  const SequenceLayout layout = sequence_layout_of(config);
   std::map<CpCommType, int64_t> layers;
-  for (CpCommType asked : parallel.cp_comm_type) ++layers[resolved(asked)];
+  for (int64_t layer = 0; layer < config.model.num_layers; ++layer) ++layers[resolved_comm_type(config, layout, layer)];
   return layers;
 }
 
@@ -131,20 +118,22 @@ int64_t causal_pairs(const Config& config) {
   return std::llround(pairs / static_cast<double>(config.model.window_size.size()));
 }
 
-void add(BytesByDimension& sum, const RankRecord& record, int64_t micro_batches, int64_t ranks) {
+void add(BytesByDimension& sum, const RankRecord& record, int64_t micro_batches) {
   for (size_t i = 0; i < sum.size(); ++i)
-    sum[i] += ranks *
-              (micro_batches * record.micro_batch.traffic[i].bytes_received + record.update.traffic[i].bytes_received);
+    sum[i] += micro_batches * record.micro_batch.traffic[i].bytes_received + record.update.traffic[i].bytes_received;
 }
 
 }  // namespace
 
 BytesByDimension step_bytes(const Config& config, const ResolvedSizes& sizes) {
-  const Grid grid = grid_of(config, sizes);
+  const std::vector<int> like = ranks_alike(config, sizes);
+  std::map<int, BytesByDimension> of_first;
   BytesByDimension bytes{};
-  for (int rank = 0; rank < grid.sizes().world(); ++rank)
-    if (grid.coordinate(rank, Dimension::dp) == 0)
-      add(bytes, record_rank(config, sizes, rank, RunKind::train), sizes.micro_batches, sizes.data_parallel_size);
+  for (int first : like) {
+    const auto [of_rank, is_new] = of_first.try_emplace(first);
+    if (is_new) add(of_rank->second, record_rank(config, sizes, first, RunKind::train), sizes.micro_batches);
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] += of_rank->second[i];
+  }
   return bytes;
 }
 
@@ -165,7 +154,7 @@ StepPlan plan_step(const Job& job, const Machine& machine, const HostMap& hosts)
     plan.seconds = std::max(plan.seconds, micro_batches * time.micro_batch + time.update);
     plan.exposed_communication_seconds =
         std::max(plan.exposed_communication_seconds, micro_batches * time.micro_batch_exposed + time.update_exposed);
-    add(plan.bytes, record, job.sizes.micro_batches, 1);
+    add(plan.bytes, record, job.sizes.micro_batches);
     host_bytes[static_cast<size_t>(hosts.host_of(static_cast<int64_t>(rank)))] += record.memory.peak_bytes;
   }
   plan.pipeline_idle_seconds = static_cast<double>(config.parallel.pipeline_model_parallel_size - 1) /

@@ -41,7 +41,7 @@ struct StepPlan {
 // The job is made with JobData::none or ::open. `hosts` is of the job's world.
 StepPlan plan_step(const Job& job, const Machine& machine, const HostMap& hosts);
 
-// The bytes alone, for worlds of any size: of the data-parallel copies, which all do the same, one is recorded.
+// The bytes alone, for worlds of any size: no more records are held than one.
 // `config` is resolved, its vocabulary known.
 BytesByDimension step_bytes(const Config& config, const ResolvedSizes& sizes);
 

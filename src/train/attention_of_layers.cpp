@@ -10,10 +10,10 @@
 namespace farspan {
 namespace {
 
-ContextAttentionShape attention_shape(const ModelConfig& model, const Communicator& tensor) {
-  const Span heads = query_heads_of(model, tensor.size(), tensor.rank());
+ContextAttentionShape attention_shape(const ModelConfig& model, int tensor_size, int tensor_rank) {
+  const Span heads = query_heads_of(model, tensor_size, tensor_rank);
   return {.heads = heads.length(),
-          .kv_heads = key_value_heads_of(model, tensor.size(), tensor.rank()).length(),
+          .kv_heads = key_value_heads_of(model, tensor_size, tensor_rank).length(),
           .head_dim = model.kv_channels,
           .scale = static_cast<float>(model.softmax_scale),
           .first_head = heads.begin};
@@ -34,16 +34,29 @@ Communicator& add_level(RankContext& context, const std::vector<std::vector<int>
 
 }  // namespace
 
+SequenceLayout sequence_layout_of(const Config& config) {
+  const ParallelConfig& parallel = config.parallel;
+  return SequenceLayout(parallel.cp_layout, config.data.seq_length, static_cast<int>(parallel.context_parallel_size),
+                        parallel.sequence_parallel ? parallel.tensor_model_parallel_size : 1);
+}
+
+CpCommType resolved_comm_type(const Config& config, const SequenceLayout& layout, int64_t layer) {
+  const ParallelConfig& parallel = config.parallel;
+  const int tensor_size = static_cast<int>(parallel.tensor_model_parallel_size);
+  return choose_cp_comm_type(cp_comm_type_of_layer(parallel, layer), layout,
+                             attention_shape(config.model, tensor_size, 0), compute_dtype(config.training.precision),
+                             parallel.hierarchical_context_parallel_sizes);
+}
+
 AttentionOfLayers::AttentionOfLayers(const Config& config, RankContext& context, const SequenceLayout& layout) {
-  const ContextAttentionShape shape = attention_shape(config.model, context.group(Dimension::tp));
+  const ContextAttentionShape shape =
+      attention_shape(config.model, context.group(Dimension::tp).size(), context.group(Dimension::tp).rank());
   const std::vector<int64_t>& hierarchy = config.parallel.hierarchical_context_parallel_sizes;
-  const DType dtype = config.training.precision == Precision::fp32 ? DType::f32 : DType::bf16;
   const AllGatherOptions all_gather = {.buffer_size = config.communication.cp_allgather_buffer_size,
                                        .overlap = config.communication.cp_allgather_overlap};
   ContextGroups groups = {.cp = &context.group(Dimension::cp)};
   for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
-    const CpCommType asked = cp_comm_type_of_layer(config.parallel, layer);
-    const CpCommType type = choose_cp_comm_type(asked, layout, shape, dtype, hierarchy);
+    const CpCommType type = resolved_comm_type(config, layout, layer);
     std::unique_ptr<ContextAttention>& attention = by_type_[type];
     if (!attention) {
       if (type == CpCommType::a2a_p2p) {

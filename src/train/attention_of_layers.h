@@ -13,6 +13,12 @@
 
 namespace farspan {
 
+// How a row is dealt to context-parallel ranks; under sequence parallelism their tokens are cut once more.
+SequenceLayout sequence_layout_of(const Config& config);
+
+// How a layer's keys and values travel, `auto` resolved. The same on every rank.
+CpCommType resolved_comm_type(const Config& config, const SequenceLayout& layout, int64_t layer);
+
 class AttentionOfLayers {
  public:
   // Adds the groups that a communication type needs to the context; every rank does so at the same point.

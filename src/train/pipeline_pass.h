@@ -31,8 +31,6 @@ class PipelinePass {
   // Forward of one micro-batch.
   PassResult evaluate(const std::vector<Row>& rows);
 
-  const ModelChunk& chunk(int index) const { return chunks_[static_cast<size_t>(index)]; }
-
  private:
   // A micro-batch of one chunk between its forward and its backward.
   struct InFlight {

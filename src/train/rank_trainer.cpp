@@ -12,8 +12,6 @@
 namespace farspan {
 namespace {
 
-DType compute_dtype(Precision precision) { return precision == Precision::fp32 ? DType::f32 : DType::bf16; }
-
 // The group that sums the gradient of a tied embedding; null where this rank has the only copy, or none.
 Communicator* make_embedding_group(const Config& config, RankContext& context, const PipelineLinks& links) {
   const bool end = links.stage() == 0 || links.stage() == links.stages() - 1;
@@ -43,11 +41,6 @@ void copy_owned(const ParameterTable& table, const ParameterUnit& unit, const Te
       });
 }
 
-// Tokens of a row on a rank are cut once more under sequence parallelism.
-int64_t sequence_multiple(const Config& config) {
-  return config.parallel.sequence_parallel ? config.parallel.tensor_model_parallel_size : 1;
-}
-
 }  // namespace
 
 RankTrainer::RankTrainer(const Config& config, const ResolvedSizes& sizes, RankContext& context, const Dataset* dataset,
@@ -62,8 +55,7 @@ RankTrainer::RankTrainer(const Config& config, const ResolvedSizes& sizes, RankC
       embedding_group_(make_embedding_group(config, context, links_)),
       store_(config, table_, context,
              kind == RunKind::train ? ParameterStore::Use::training : ParameterStore::Use::inference, embedding_group_),
-      layout_(config.parallel.cp_layout, config.data.seq_length,
-              static_cast<int>(config.parallel.context_parallel_size), sequence_multiple(config)),
+      layout_(sequence_layout_of(config)),
       tensor_(context.group(Dimension::tp), config.parallel.sequence_parallel),
       attention_(config, context, layout_),
       layers_{.device = *context.device,

@@ -84,22 +84,27 @@ RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int ran
   return record;
 }
 
-std::vector<RankRecord> record_ranks(const Config& config, const ResolvedSizes& sizes, RunKind kind) {
-  // Ranks that differ in rows alone do the same on the dry device, but for what tensor parallelism has yet to sum of
-  // their shards; so do tensor-parallel ranks with parts of one size.
+std::vector<int> ranks_alike(const Config& config, const ResolvedSizes& sizes) {
   const int64_t tp = config.parallel.tensor_model_parallel_size;
   const bool equal_parts = config.model.vocab_size % tp == 0 && config.model.ffn_hidden_size % tp == 0;
   const bool equal_shards = tp == 1 || config.parallel.zero_stage == 0;
   const Grid grid = grid_of(config, sizes);
-  std::map<std::array<int, 4>, size_t> recorded;
-  std::vector<RankRecord> records;
+  std::map<std::array<int, 4>, int> first_at;
+  std::vector<int> alike;
   for (int rank = 0; rank < sizes.world_size; ++rank) {
     const std::array<int, 4> place = {equal_parts ? 0 : grid.coordinate(rank, Dimension::tp),
                                       grid.coordinate(rank, Dimension::cp), grid.coordinate(rank, Dimension::pp),
                                       equal_shards ? 0 : grid.coordinate(rank, Dimension::dp)};
-    const auto [like, is_new] = recorded.emplace(place, records.size());
-    records.push_back(is_new ? record_rank(config, sizes, rank, kind) : records[like->second]);
+    alike.push_back(first_at.emplace(place, rank).first->second);
   }
+  return alike;
+}
+
+std::vector<RankRecord> record_ranks(const Config& config, const ResolvedSizes& sizes, RunKind kind) {
+  std::vector<RankRecord> records;
+  for (int first : ranks_alike(config, sizes))
+    records.push_back(first == std::ssize(records) ? record_rank(config, sizes, first, kind)
+                                                   : records[static_cast<size_t>(first)]);
   return records;
 }
 

@@ -38,6 +38,10 @@ Grid grid_of(const Config& config, const ResolvedSizes& sizes);
 
 RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int rank, RunKind kind);
 
+// For every rank of the world the first one that does the same on the dry device: ranks that differ in rows alone, but
+// for what tensor parallelism has yet to sum of their shards, and tensor-parallel ranks with parts of one size.
+std::vector<int> ranks_alike(const Config& config, const ResolvedSizes& sizes);
+
 // The records of all ranks of the world.
 std::vector<RankRecord> record_ranks(const Config& config, const ResolvedSizes& sizes, RunKind kind);
 

@@ -56,7 +56,7 @@ void expect_like_one_rank(const Config& config, const std::vector<Layout>& layou
     const Outcome outcome = train(laid_out(config, layout), layout.ranks(), dataset, steps);
     expect_same_training(outcome, one, layout.text());
     for (size_t rank = 0; rank < outcome.plans.size(); ++rank)
-      EXPECT_LE(outcome.highest_bytes[rank], outcome.plans[rank].peak_bytes) << layout.text() << " rank " << rank;
+      EXPECT_EQ(outcome.highest_bytes[rank], outcome.plans[rank].peak_bytes) << layout.text() << " rank " << rank;
   }
 }
 
