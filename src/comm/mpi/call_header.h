@@ -11,21 +11,9 @@
 #include <string>
 #include <string_view>
 
-#include "comm/collective_rules.h"
+#include "comm/call_communicator.h"
 
 namespace farspan {
-
-// One call as a rank makes it.
-struct CallArguments {
-  Operation operation = Operation::barrier;
-  DType dtype = DType::u8;
-  int64_t bytes = 0;  // CallBytes::payload
-  std::string label;
-  const std::byte* source = nullptr;
-  std::byte* target = nullptr;
-  std::vector<Message> sends;  // exchange only
-  std::vector<Message> receives;
-};
 
 struct CallHeader {
   // Messages with one peer that are described one by one; further ones are held to a sum over all.

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/collective_rules.h"
+#include "comm/call_communicator.h"
 
 namespace farspan {
 
@@ -24,16 +24,7 @@ enum class Stage {
   complete,  // nobody reads its memory any more
 };
 
-struct Posting {
-  Operation operation = Operation::barrier;
-  DType dtype = DType::u8;
-  int64_t bytes = 0;  // CallBytes::payload
-  std::string label;
-  const std::byte* source = nullptr;
-  std::byte* target = nullptr;
-  std::vector<Message> sends;  // exchange only
-  std::vector<Message> receives;
-
+struct Posting : CallArguments {
   Stage stage = Stage::absent;
   bool withdrawn = false;  // its memory may no longer be read
   int64_t ticket = 0;      // in the rank's recorder

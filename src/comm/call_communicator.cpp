@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/call_communicator.h"
+
+#include <utility>
+
+namespace farspan {
+
+Work CallCommunicator::all_reduce(Tensor data, std::string_view label) {
+  return start_counted(Operation::all_reduce, check_all_reduce(data, rank(), size(), label), data, data, label);
+}
+
+Work CallCommunicator::all_gather(const Tensor& part, Tensor whole, std::string_view label) {
+  const CallBytes bytes = check_all_gather(part, whole, size(), label);
+  check_overlap(part, whole, rank() * part.bytes(), Operation::all_gather, label);
+  return start_counted(Operation::all_gather, bytes, part, whole, label);
+}
+
+Work CallCommunicator::reduce_scatter(const Tensor& whole, Tensor part, std::string_view label) {
+  const CallBytes bytes = check_reduce_scatter(whole, part, size(), label);
+  check_overlap(whole, part, rank() * part.bytes(), Operation::reduce_scatter, label);
+  return start_counted(Operation::reduce_scatter, bytes, whole, part, label);
+}
+
+Work CallCommunicator::all_to_all(const Tensor& send, Tensor receive, std::string_view label) {
+  const CallBytes bytes = check_all_to_all(send, receive, size(), label);
+  check_overlap(send, receive, size() == 1 ? 0 : kNowhere, Operation::all_to_all, label);
+  return start_counted(Operation::all_to_all, bytes, send, receive, label);
+}
+
+Work CallCommunicator::exchange(std::span<const Message> sends, std::span<const Message> receives,
+                                std::string_view label) {
+  const CallBytes bytes = check_exchange(sends, receives, rank(), size(), label);
+  for (const Message& send : sends)
+    for (const Message& receive : receives)
+      check_overlap(send.data, receive.data, kNowhere, Operation::exchange, label);
+  CallArguments call;
+  call.operation = Operation::exchange;
+  call.bytes = bytes.payload;
+  call.label = label;
+  call.sends.assign(sends.begin(), sends.end());
+  call.receives.assign(receives.begin(), receives.end());
+  return start_counted(std::move(call), bytes);
+}
+
+void CallCommunicator::barrier(std::string_view label) { start_counted(Operation::barrier, {}, {}, {}, label).wait(); }
+
+Work CallCommunicator::start_counted(Operation operation, const CallBytes& bytes, const Tensor& source,
+                                     const Tensor& target, std::string_view label) {
+  CallArguments call;
+  call.operation = operation;
+  call.dtype = source.dtype();
+  call.bytes = bytes.payload;
+  call.label = label;
+  call.source = static_cast<const std::byte*>(source.raw());
+  call.target = static_cast<std::byte*>(target.raw());
+  return start_counted(std::move(call), bytes);
+}
+
+Work CallCommunicator::start_counted(CallArguments call, const CallBytes& bytes) {
+  Work work = start(std::move(call));
+  count(bytes, traffic_);
+  return work;
+}
+
+}  // namespace farspan
