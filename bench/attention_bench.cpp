@@ -107,7 +107,7 @@ void run_case(benchmark::State& state, const Case& c, Pass pass) {
   Device device(DeviceKind::cpu, threads_per_rank(1));
   const auto forward = [&] {
     attention_state_init(device, p.out.tensor(), p.lse.tensor());
-    attention_block_forward(device, p.block, p.out.tensor(), p.lse.tensor());
+    attention_block_forward(device, p.block, StateUse::add, p.out.tensor(), p.lse.tensor());
   };
   forward();
   attention_delta(device, p.out.tensor(), p.d_out.tensor(), p.delta.tensor());
@@ -118,8 +118,9 @@ void run_case(benchmark::State& state, const Case& c, Pass pass) {
       if (pass == Pass::forward)
         forward();
       else
-        attention_block_backward(device, p.block, p.d_out.tensor(), p.lse.tensor(), p.delta.tensor(),
-                                 p.d_query.tensor(), p.d_key.tensor(), p.d_value.tensor());
+        attention_block_backward(device, p.block, {}, p.d_out.tensor(), p.lse.tensor(), p.delta.tensor(),
+                                 Accumulate::yes, Accumulate::yes, p.d_query.tensor(), p.d_key.tensor(),
+                                 p.d_value.tensor());
     });
   }
   const double flops_a_pair = pass == Pass::forward ? 4 : 10;

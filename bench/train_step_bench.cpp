@@ -3,6 +3,7 @@
 // model TFLOP/s (recomputation not counted), and the share of the step spent inside GEMM, attention and memory-bound
 // ops; what is left is outside any op.
 #include <array>
+#include <chrono>
 #include <benchmark/benchmark.h>
 #include <numeric>
 
@@ -55,7 +56,7 @@ Config twelve_layers(Precision precision, Recompute recompute) {
 
 class ClassSeconds : public OpObserver {
  public:
-  void on_op(const OpCost& cost, double elapsed) override { seconds[static_cast<size_t>(cost.op_class)] += elapsed; }
+  void on_op(const OpCost& cost, OpTime time) override { seconds[static_cast<size_t>(cost.op_class)] += time.seconds; }
   std::array<double, kOpClasses> seconds{};
 };
 

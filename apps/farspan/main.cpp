@@ -42,7 +42,7 @@ auto with_thread_ranks(OneProcessCommand run) {
 const std::vector<Command>& commands() {
   using enum CommandOption;
   static const std::vector<Command> table = {
-      {{"train", "train a model", true, "", {ranks, output}}, run_train},
+      {{"train", "train a model", true, "", {ranks, output, profile}}, run_train},
       {{"plan", "memory, communication and time of a run, without running it", true, "", {ranks, ranks_per_host, json}},
        by_one_process(run_plan)},
       {{"groups", "which rank is in which group", false, "parallel", {ranks, ranks_per_host, json}},

@@ -17,7 +17,7 @@ int run_plan(const CommandLine& line) {
   const Job job = make_job(config, world_size(config, line.ranks), RunKind::train, JobData::none);
   const int64_t world = job.sizes.world_size;
   const HostMap hosts(world, line.ranks_per_host > 0 ? line.ranks_per_host : world);
-  const Machine machine = cpu_machine(job.config.training.precision, usable_cores(), hosts.end_rank(0));
+  const Machine machine = machine_for(job.config, hosts.end_rank(0));
   const StepPlan plan = plan_step(job, machine, hosts);
   print_warnings(job.sizes.warnings);
   print_warnings(poor_placement(job.config.parallel, job.sizes, hosts));

@@ -8,6 +8,7 @@
 #include "config/load.h"
 #include "config/validate.h"
 #include "observe/progress.h"
+#include "plan/machine.h"
 #include "train/run_training.h"
 #include "train/stop_signal.h"
 
@@ -31,6 +32,10 @@ void describe(const Job& job, const std::string& folder) {
   std::fflush(stdout);
 }
 
+int64_t ranks_of_this_machine(const Job& job) {
+  return job.processes ? std::ssize(job.processes->ranks_of_this_host()) : job.sizes.world_size;
+}
+
 }  // namespace
 
 int run_train(const CommandLine& line, Session& session) {
@@ -41,7 +46,10 @@ int run_train(const CommandLine& line, Session& session) {
   const std::string folder = line.output.empty() ? "runs/" + job.config.name : line.output;
   describe(job, folder);
   if (session.speaks()) print_warnings(job.sizes.warnings);
-  return run_training(job, folder);
+  Observation observation;
+  observation.profile = line.profile;
+  observation.ceilings = ceilings_of(machine_for(job.config, ranks_of_this_machine(job)));
+  return run_training(job, folder, observation);
 }
 
 }  // namespace farspan

@@ -1,9 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/call_communicator.h"
 
+#include <chrono>
+#include <memory>
 #include <utility>
 
 namespace farspan {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
+
+// A call that tells the observer, if there still is one, when it has been waited for.
+class CallCommunicator::ObservedCall final : public Work::State {
+ public:
+  ObservedCall(CallCommunicator& communicator, std::string label, int64_t bytes, Work work)
+      : communicator_(communicator), label_(std::move(label)), bytes_(bytes), work_(std::move(work)) {}
+
+  void wait() override {
+    const double waited_from = now();
+    work_.wait();
+    if (communicator_.observer()) communicator_.observer()->on_call(label_, bytes_, started_, waited_from, now());
+  }
+
+ private:
+  CallCommunicator& communicator_;
+  std::string label_;
+  int64_t bytes_;
+  double started_ = now();
+  Work work_;
+};
 
 Work CallCommunicator::all_reduce(Tensor data, std::string_view label) {
   return start_counted(Operation::all_reduce, check_all_reduce(data, rank(), size(), label), data, data, label);
@@ -44,6 +71,11 @@ Work CallCommunicator::exchange(std::span<const Message> sends, std::span<const 
 
 void CallCommunicator::barrier(std::string_view label) { start_counted(Operation::barrier, {}, {}, {}, label).wait(); }
 
+Work CallCommunicator::announce(CallArguments call) {
+  call.announced = true;
+  return start(std::move(call));
+}
+
 Work CallCommunicator::start_counted(Operation operation, const CallBytes& bytes, const Tensor& source,
                                      const Tensor& target, std::string_view label) {
   CallArguments call;
@@ -57,9 +89,11 @@ Work CallCommunicator::start_counted(Operation operation, const CallBytes& bytes
 }
 
 Work CallCommunicator::start_counted(CallArguments call, const CallBytes& bytes) {
+  std::string label = observer() ? call.label : "";
   Work work = start(std::move(call));
   count(bytes, traffic_);
-  return work;
+  if (!observer()) return work;
+  return Work(std::make_unique<ObservedCall>(*this, std::move(label), bytes.received, std::move(work)));
 }
 
 }  // namespace farspan

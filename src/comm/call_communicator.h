@@ -24,6 +24,8 @@ struct CallArguments {
   std::byte* target = nullptr;
   std::vector<Message> sends;  // exchange only
   std::vector<Message> receives;
+  // Nothing is moved: the ranks only find out that all make the same call, and what carries the data is elsewhere.
+  bool announced = false;
 };
 
 class CallCommunicator : public Communicator {
@@ -35,11 +37,16 @@ class CallCommunicator : public Communicator {
   Work exchange(std::span<const Message> sends, std::span<const Message> receives, std::string_view label) final;
   void barrier(std::string_view label) final;
 
+  // A call whose data another communicator of the same ranks moves. Completes when all who take part have announced it;
+  // throws as any call does where they disagree, do not come, or the job has failed. Not counted.
+  Work announce(CallArguments call);
+
  protected:
   using Communicator::Communicator;
   virtual Work start(CallArguments call) = 0;
 
  private:
+  class ObservedCall;
   Work start_counted(Operation operation, const CallBytes& bytes, const Tensor& source, const Tensor& target,
                      std::string_view label);
   Work start_counted(CallArguments call, const CallBytes& bytes);

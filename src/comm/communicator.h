@@ -2,6 +2,10 @@
 // Communicator: one rank's end of one group of ranks. Collectives are started in the same order by every rank of the
 // group and completed by Work::wait. The memory passed in must stay alive and untouched until wait returns.
 //
+// On a GPU both are points in the rank's compute stream: what was queued before the start is done before the memory is
+// read or written, and what is queued after the wait finds the result and may overwrite the source. The thread that
+// waits meets the other ranks' threads, but not the GPU.
+//
 // Every call has a sequence number in its group, a deadline, and an entry in the rank's recorder. Ranks that disagree
 // on the operation, its size or its order get a CommunicationError that names both sides; a rank that never comes is
 // named when the deadline passes; when a rank fails, every wait in the job ends within moments.
@@ -31,7 +35,9 @@ struct Traffic {
   int64_t bytes_sent = 0;      // by this rank, to other ranks
   int64_t bytes_received = 0;  // from other ranks
   int64_t calls = 0;
-  double exposed_seconds = 0;  // time spent inside Work::wait and barrier
+  // What the rank's computing had to wait for: time spent inside Work::wait and barrier; on a GPU, time for which its
+  // compute stream was held up by them.
+  double exposed_seconds = 0;
 };
 
 // One message of an exchange: `peer` is a rank within the group.
@@ -62,9 +68,21 @@ class Work {
   std::unique_ptr<State> state_;
 };
 
+// Sees a rank's calls when they have been waited for, on the rank's thread.
+class CallObserver {
+ public:
+  virtual ~CallObserver() = default;
+  // On std::chrono::steady_clock: when the call was started, when the rank came to wait for it, when it was done.
+  virtual void on_call(std::string_view label, int64_t bytes, double started, double waited_from, double done) = 0;
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
+
+  // At most one; null removes it. Only calls whose wait lasts until the data is there tell anything: those on host
+  // memory.
+  void observe(CallObserver* observer) { observer_ = observer; }
 
   int rank() const { return rank_; }  // within the group
   int size() const { return static_cast<int>(ranks_.size()); }
@@ -73,7 +91,8 @@ class Communicator {
 
   // `label` says what is moved ("layer 3 key/value hop 2"); it appears in error messages and the recorder.
 
-  // data = sum over ranks, in rank order, in the tensor's own type (f32 or f64); every rank gets the same bits.
+  // data = sum over ranks, in rank order, in the tensor's own type (f32 or f64); every rank gets the same bits. (NCCL
+  // sums in an order of its own, the same in every run of the same layout.)
   // Sends and receives 2 * bytes * (size - 1) / size.
   virtual Work all_reduce(Tensor data, std::string_view label) = 0;
   // whole = concatenation of every rank's part in rank order; whole has size() times part's bytes.
@@ -86,17 +105,33 @@ class Communicator {
   // Sends and receives posted together: no order between them, so no ring can lock. Message i from a to b meets the
   // i-th receive of b from a in this call.
   virtual Work exchange(std::span<const Message> sends, std::span<const Message> receives, std::string_view label) = 0;
+  // The ranks' threads meet; what is queued on a GPU goes on.
   virtual void barrier(std::string_view label) = 0;
 
-  const Traffic& traffic() const { return traffic_; }
-  void reset_traffic() { traffic_ = {}; }
+  // Memory from which most tensors of later calls will come: NCCL can then reach it without copies of its own. It must
+  // outlive the communicator. All ranks of the group call this or none does.
+  virtual void register_memory(void* /*memory*/, int64_t /*bytes*/) {}
+
+  // On a GPU this waits until the compute stream has passed the last Work::wait: for the end of a step.
+  const Traffic& traffic() {
+    update_traffic();
+    return traffic_;
+  }
+  void reset_traffic() {
+    update_traffic();
+    traffic_ = {};
+  }
 
  protected:
   Communicator(Dimension dimension, int rank, std::vector<int> ranks)
       : dimension_(dimension), rank_(rank), ranks_(std::move(ranks)) {}
+  // Adds to traffic_ what is only known now.
+  virtual void update_traffic() {}
+  CallObserver* observer() const { return observer_; }
   Traffic traffic_;
 
  private:
+  CallObserver* observer_ = nullptr;
   Dimension dimension_;
   int rank_;
   std::vector<int> ranks_;

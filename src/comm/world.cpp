@@ -6,6 +6,12 @@
 
 namespace farspan {
 
+int World::gpu_of_place(int place) {
+  const int count = cuda_device_count();
+  if (count == 0) throw ConfigError("device cuda: " + cuda_absence() + "; use device cpu");
+  return place % count;
+}
+
 int World::place_in_group(int world_rank, const std::vector<int>& ranks, Dimension dimension) const {
   const std::string name = group_name(dimension, ranks);
   const auto place = std::find(ranks.begin(), ranks.end(), world_rank);

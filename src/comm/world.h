@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "device/device.h"
 
 namespace farspan {
 
@@ -25,6 +26,14 @@ class World {
   // communicator must outlive its Works; calls of one group may be waited for in any order. Throws InternalError on bad
   // ranks.
   virtual std::unique_ptr<Communicator> group(int world_rank, std::vector<int> ranks, Dimension dimension) = 0;
+  // The same for tensors that lie in the memory of `device`, the rank's own, which must outlive the communicator. All
+  // members have devices of the same kind. Throws ConfigError where the backend cannot carry messages between the
+  // members' GPUs.
+  virtual std::unique_ptr<Communicator> group(int world_rank, std::vector<int> ranks, Dimension dimension,
+                                              Device& device) = 0;
+
+  // Which of the GPUs that its process sees a rank computes on; ranks take turns. Throws ConfigError without a GPU.
+  virtual int gpu_of(int world_rank) const = 0;
 
   // Where a rank of this process is, for reports: "step 3, layer 5 backward". Cheap; set by the training loop.
   virtual void set_position(int world_rank, std::string position) = 0;
@@ -38,6 +47,8 @@ class World {
   virtual std::string report() const = 0;
 
  protected:
+  // The number of the rank's GPU where `place` ranks of this process's machine come before it.
+  static int gpu_of_place(int place);
   // The place of `world_rank` in `ranks`; throws InternalError where they are no group of this world.
   int place_in_group(int world_rank, const std::vector<int>& ranks, Dimension dimension) const;
 };

@@ -173,6 +173,9 @@ void take_option(const FlagTexts& flags, CommandOption option, CommandLine& line
       line.output = flags.single(flag);
       if (line.output.empty()) throw ConfigError("--output is empty; name a folder, or leave it out for runs/NAME");
       return;
+    case CommandOption::profile:
+      line.profile = true;
+      return;
     case CommandOption::json:
       line.json = true;
       return;

@@ -15,7 +15,7 @@ namespace farspan {
 inline constexpr std::string_view kVersion = "0.1.0";  // as in CMakeLists.txt's project(); a test compares them
 
 // Options that are not configuration keys.
-enum class CommandOption { ranks, ranks_per_host, output, json, prompt, max_tokens, temperature };
+enum class CommandOption { ranks, ranks_per_host, output, profile, json, prompt, max_tokens, temperature };
 
 // What a command takes.
 struct CommandSpec {
@@ -37,6 +37,7 @@ struct CommandLine {
   std::string load;            // --load, which is also among the overrides as output.load
   std::string prompt;
   bool json = false;
+  bool profile = false;
   int64_t max_tokens = 128;
   double temperature = 0;  // 0: the most likely token each time
 };

@@ -55,6 +55,8 @@ OptionHelp option_help(CommandOption option) {
               "ranks on each machine of a cluster to plan for [the launcher's, or all on one]"};
     case CommandOption::output:
       return {"--output", "DIR", "folder of the run [runs/NAME, after the config file]"};
+    case CommandOption::profile:
+      return {"--profile", "", "time every op: a table at the end, and profile.json in the folder of the run"};
     case CommandOption::json:
       return {"--json", "", "print JSON"};
     case CommandOption::prompt:
@@ -84,8 +86,8 @@ std::string program_help(std::span<const CommandSpec> commands) {
   for (const CommandSpec& command : commands) text += entry(command.name, command.summary);
   text += "\nOptions (which command takes which: farspan COMMAND --help):\n";
   for (CommandOption option :
-       {CommandOption::ranks, CommandOption::ranks_per_host, CommandOption::output, CommandOption::json,
-        CommandOption::prompt, CommandOption::max_tokens, CommandOption::temperature}) {
+       {CommandOption::ranks, CommandOption::ranks_per_host, CommandOption::output, CommandOption::profile,
+        CommandOption::json, CommandOption::prompt, CommandOption::max_tokens, CommandOption::temperature}) {
     const OptionHelp help = option_help(option);
     text += entry(help.values.empty() ? help.flag : help.flag + " " + help.values, help.help);
   }

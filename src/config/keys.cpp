@@ -252,7 +252,7 @@ std::vector<Key> output_keys() {
           &OutputConfig::load_weights_only),
       key("output", "tensorboard", "write TensorBoard event files (not in this version)", kOutput,
           &OutputConfig::tensorboard),
-      key("output", "trace", "write a Chrome trace of each rank (not in this version)", kOutput, &OutputConfig::trace),
+      key("output", "trace", "write a Chrome trace of one step, every rank's", kOutput, &OutputConfig::trace),
       key("output", "keep", "checkpoints to keep; 0: all", kOutput, &OutputConfig::keep),
   };
 }

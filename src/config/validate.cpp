@@ -16,7 +16,13 @@
 namespace farspan {
 namespace {
 
-constexpr int64_t kTileBytes = int64_t{64} << 20;
+// How large a tile's fp32 rows may be: enough for matrix products to fill the machine. On a GPU a tile of the loss
+// needs thousands of tokens for that.
+struct TileBytes {
+  int64_t mlp = int64_t{64} << 20;
+  int64_t loss = int64_t{64} << 20;
+};
+constexpr TileBytes kGpuTileBytes = {.mlp = int64_t{512} << 20, .loss = int64_t{2560} << 20};
 constexpr int64_t kSmallestTile = 128;  // tokens; below, matrix products no longer fill the machine
 
 template <typename Value>
@@ -26,9 +32,9 @@ void derive(Config& config, const char* path, Value& field, Value value) {
   config.origins[path] = "derived";
 }
 
-// Tokens whose fp32 rows of `width` fill a tile.
-int64_t tile_tokens(int64_t width) {
-  const int64_t tokens = kTileBytes / (width * static_cast<int64_t>(sizeof(float)));
+// Tokens whose fp32 rows of `width` fill a tile of `bytes`.
+int64_t tile_tokens(int64_t width, int64_t bytes) {
+  const int64_t tokens = bytes / (width * static_cast<int64_t>(sizeof(float)));
   return std::max(kSmallestTile, round_down(tokens, kSmallestTile));
 }
 
@@ -67,10 +73,12 @@ void derive_all(Config& config, const ResolvedSizes& sizes) {
     derive(config, "optimizer.lr_decay_iters", config.optimizer.lr_decay_iters,
            std::max(training.train_iters, config.optimizer.lr_warmup_iters));
   }
-  derive(config, "memory.mlp_tile_tokens", config.memory.mlp_tile_tokens, tile_tokens(model.ffn_hidden_size));
-  if (model.vocab_size > 0) {
-    derive(config, "memory.loss_tile_tokens", config.memory.loss_tile_tokens, tile_tokens(model.vocab_size));
-  }
+  const TileBytes bytes = training.device == DeviceChoice::cuda ? kGpuTileBytes : TileBytes{};
+  derive(config, "memory.mlp_tile_tokens", config.memory.mlp_tile_tokens,
+         tile_tokens(model.ffn_hidden_size, bytes.mlp));
+  if (model.vocab_size > 0)
+    derive(config, "memory.loss_tile_tokens", config.memory.loss_tile_tokens,
+           tile_tokens(model.vocab_size, bytes.loss));
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 #include "device/device.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstring>
 #include <fstream>
 #include <sched.h>
 #include <string>
@@ -28,16 +30,152 @@ int64_t read_number(const char* path, int64_t otherwise) {
 
 }  // namespace
 
-Device::Device(DeviceKind kind, int threads) : kind_(kind), threads_(threads) {
+Device::Device(DeviceKind kind, int threads, int index)
+    : kind_(kind), target_(kind == DeviceKind::dry ? DeviceKind::cpu : kind), threads_(threads) {
   FARSPAN_CHECK(threads >= 1, "device: {} threads", threads);
+  if (kind == DeviceKind::cuda) accelerator_ = make_cuda_accelerator(index);
 }
 
-std::string_view Device::name() const { return kind_ == DeviceKind::cpu ? "cpu" : "dry"; }
+Device::Device(DryRun dry) : kind_(DeviceKind::dry), target_(dry.of), threads_(1) {
+  FARSPAN_CHECK(dry.of != DeviceKind::dry, "device: a dry run of the dry device");
+}
 
-DeviceMemory::DeviceMemory(const Device& device, int64_t bytes) : bytes_(round_up(bytes, kPage)), dry_(device.dry()) {
+Device::~Device() {
+  if (!accelerator_) return;
+  try {
+    accelerator_->synchronize();
+  } catch (const Error&) {
+    // What failed was, or will be, reported by whoever waited for it.
+  }
+  extensions_.clear();
+  if (scratch_ != nullptr && !scratch_is_planned_) accelerator_->release(scratch_);
+}
+
+std::string_view Device::name() const {
+  switch (kind_) {
+    case DeviceKind::cpu:
+      return "cpu";
+    case DeviceKind::cuda:
+      return "cuda";
+    case DeviceKind::dry:
+      return "dry";
+  }
+  throw InternalError("device: unknown kind");
+}
+
+void Device::need_scratch(const OpCost& cost) {
+  FARSPAN_CHECK(!scratch_is_planned_, "{}: needs {} bytes of scratch, {} are planned", cost.op, cost.scratch_bytes,
+                scratch_bytes_);
+  if (on_cuda()) {
+    accelerator_->synchronize();  // ops under way may still use the old one
+    if (scratch_ != nullptr) accelerator_->release(std::exchange(scratch_, nullptr));
+    scratch_ = accelerator_->allocate(cost.scratch_bytes);
+  }
+  scratch_bytes_ = cost.scratch_bytes;
+}
+
+void Device::use_scratch(void* memory, int64_t bytes) {
+  if (scratch_ != nullptr && !scratch_is_planned_) {
+    accelerator_->synchronize();
+    accelerator_->release(scratch_);
+  }
+  scratch_ = memory;
+  scratch_bytes_ = bytes;
+  scratch_is_planned_ = true;
+}
+
+void Device::synchronize() {
+  if (accelerator_) accelerator_->synchronize();
+}
+
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
+
+Device::Timing Device::begin_timing(Timing timing) {
+  timing.report = reports_;
+  if (!on_cuda()) {
+    timing.begin_seconds = now();
+    return timing;
+  }
+  if (!timing_) {  // mark 0, whose place on the clock is known since nothing is queued before it
+    accelerator_->synchronize();
+    timing_ = true;
+    first_mark_seconds_ = now();
+    accelerator_->mark(nullptr);
+  }
+  timing.begin = accelerator_->mark(timing.activity.stream);
+  return timing;
+}
+
+void Device::end_timing(Timing timing) {
+  if (on_cuda()) {
+    timing.end = accelerator_->mark(timing.activity.stream);
+    timings_.push_back(std::move(timing));
+  } else {
+    tell(timing, {timing.begin_seconds, now() - timing.begin_seconds});
+  }
+}
+
+std::optional<Device::Timing> Device::begin_observed(const Activity& activity) {
+  if (observer_ == nullptr || dry()) return std::nullopt;
+  return begin_timing({.activity = activity, .label = std::string(activity.label), .is_op = false});
+}
+
+void Device::end_observed(std::optional<Timing> timing) {
+  if (timing && observer_ != nullptr && timing->report == reports_) end_timing(std::move(*timing));
+}
+
+void Device::tell(Timing& timing, OpTime time) {
+  timing.activity.label = timing.label;
+  if (timing.is_op)
+    observer_->on_op(timing.cost, time);
+  else
+    observer_->on_activity(timing.activity, time);
+}
+
+void Device::report_timings() {
+  if (observer_ != nullptr)
+    for (Timing& timing : timings_)
+      tell(timing, {first_mark_seconds_ + accelerator_->seconds_between(0, timing.begin),
+                    accelerator_->seconds_between(timing.begin, timing.end)});
+  timings_.clear();
+  timing_ = false;
+  ++reports_;
+  if (accelerator_) accelerator_->forget_marks();
+}
+
+void copy_to_device(Device& device, const void* source, void* target, int64_t bytes) {
+  if (device.dry() || bytes == 0) return;
+  device.run_observed({ActivityKind::copy, "to device", static_cast<double>(bytes)}, [&] {
+    if (device.on_cuda())
+      device.accelerator().copy_to_device(source, target, bytes);
+    else
+      std::memcpy(target, source, static_cast<size_t>(bytes));
+  });
+}
+
+void copy_to_host(Device& device, const void* source, void* target, int64_t bytes) {
+  if (device.dry() || bytes == 0) return;
+  device.run_observed({ActivityKind::copy, "to host", static_cast<double>(bytes)}, [&] {
+    if (device.on_cuda())
+      device.accelerator().copy_to_host(source, target, bytes);
+    else
+      std::memcpy(target, source, static_cast<size_t>(bytes));
+  });
+}
+
+DeviceMemory::DeviceMemory(const Device& device, int64_t bytes) : bytes_(round_up(bytes, kPage)), kind_(device.kind()) {
   if (bytes_ == 0) return;
-  if (dry_) {
+  if (kind_ == DeviceKind::dry) {
     data_ = reinterpret_cast<void*>(kDryBase);
+    return;
+  }
+  if (kind_ == DeviceKind::cuda) {
+    accelerator_ = &device.accelerator();
+    data_ = accelerator_->allocate(bytes_);
     return;
   }
   void* mapped = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
@@ -49,16 +187,22 @@ DeviceMemory::DeviceMemory(const Device& device, int64_t bytes) : bytes_(round_u
 }
 
 DeviceMemory::~DeviceMemory() {
-  if (data_ != nullptr && !dry_) munmap(data_, static_cast<size_t>(bytes_));
+  if (data_ == nullptr) return;
+  if (kind_ == DeviceKind::cpu) munmap(data_, static_cast<size_t>(bytes_));
+  if (kind_ == DeviceKind::cuda) accelerator_->release(data_);
 }
 
 DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)), dry_(other.dry_) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      kind_(other.kind_),
+      accelerator_(other.accelerator_) {}
 
 DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
-  std::swap(dry_, other.dry_);
+  std::swap(kind_, other.kind_);
+  std::swap(accelerator_, other.accelerator_);
   return *this;
 }
 

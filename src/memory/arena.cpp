@@ -56,13 +56,24 @@ void Buffer::release() {
   tensor_ = Tensor();
 }
 
-Arena::Arena(Device& device) : memory_(device, kArenaAlignment), recording_(true) {
+Arena::Arena(Device& device) : device_(device), memory_(device, kArenaAlignment), recording_(true) {
   FARSPAN_CHECK(device.dry(), "arena: only the dry device records a plan");
 }
 
-Arena::Arena(Device& device, MemoryPlan plan) : plan_(std::move(plan)), memory_(device, plan_.peak_bytes) {}
+Arena::Arena(Device& device, MemoryPlan plan)
+    : device_(device), plan_(std::move(plan)), memory_(device, plan_.peak_bytes) {
+  if (device.on_cuda())
+    device.use_scratch(address(memory_, plan_.peak_bytes - plan_.scratch_bytes), plan_.scratch_bytes);
+}
 
-Arena::~Arena() = default;
+Arena::~Arena() {
+  if (!device_.on_cuda()) return;
+  try {
+    device_.synchronize();  // queued ops may still use the memory
+  } catch (const Error&) {
+    // What failed was, or will be, reported by whoever waited for it.
+  }
+}
 
 bool Arena::recording() const { return recording_; }
 
@@ -72,7 +83,11 @@ Buffer Arena::take(std::string_view name, DType dtype, const Shape& shape, Purpo
   int32_t id = kResident;
   const PlannedBuffer& planned = recording_ ? record(name, purpose, bytes, &id) : expect(name, purpose, bytes, &id);
   if (program_ >= 0) ++live_;
-  if (!recording_) highest_byte_ = std::max(highest_byte_, planned.offset + bytes);
+  if (!recording_) {
+    const int64_t end = planned.offset + bytes;
+    highest_byte_ =
+        std::max(highest_byte_, plan_.scratch_bytes > 0 ? round_up(end, kArenaAlignment) + plan_.scratch_bytes : end);
+  }
   return Buffer(this, id, Tensor(address(memory_, planned.offset), dtype, shape));
 }
 
@@ -160,6 +175,7 @@ void Arena::end_program() {
 MemoryPlan Arena::plan() const {
   FARSPAN_CHECK(recording_ && program_ < 0, "arena: a plan is made from a finished recording");
   MemoryPlan plan = plan_;
+  plan.scratch_bytes = round_up(device_.scratch_bytes(), kArenaAlignment);
   lay_out(plan);
   return plan;
 }

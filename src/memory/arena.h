@@ -53,6 +53,7 @@ struct PlannedProgram {
 struct MemoryPlan {
   std::vector<PlannedBuffer> resident;
   std::vector<PlannedProgram> programs;
+  int64_t scratch_bytes = 0;    // of the device's ops (Device::scratch): the end of the allocation
   int64_t peak_bytes = 0;       // size of the one allocation
   BytesByPurpose by_purpose{};  // live bytes at the moment of the peak; padding counted as workspace
   std::string peak_program;     // where the peak is
@@ -60,7 +61,8 @@ struct MemoryPlan {
   BytesByPurpose largest_by_purpose{};
 };
 
-inline constexpr int64_t kArenaAlignment = 64;  // one cache line, and the widest vector load
+// Widest vector load of a CPU: 64; what GPU kernels and bulk copies like: 256.
+inline constexpr int64_t kArenaAlignment = 256;
 
 class Arena;
 
@@ -107,7 +109,8 @@ class Arena {
   MemoryPlan plan() const;
 
   bool recording() const;
-  // Highest byte in use so far (replaying): equals plan.peak_bytes once the largest program has run.
+  // Highest byte in use so far (replaying), the scratch counted: equals plan.peak_bytes once the largest program has
+  // run.
   int64_t highest_byte() const { return highest_byte_; }
   int64_t allocated_bytes() const { return memory_.bytes(); }
 
@@ -119,6 +122,7 @@ class Arena {
   PlannedProgram& program() { return plan_.programs[static_cast<size_t>(program_)]; }
   void check_on_plan() const;
 
+  Device& device_;
   MemoryPlan plan_;
   DeviceMemory memory_;
   bool recording_ = false;

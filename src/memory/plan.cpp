@@ -87,6 +87,7 @@ void lay_out(MemoryPlan& plan) {
       plan.peak_program = program.name;
     }
   }
+  if (plan.scratch_bytes > 0) plan.peak_bytes = round_up(plan.peak_bytes, kArenaAlignment) + plan.scratch_bytes;
   plan.by_purpose[static_cast<size_t>(Purpose::workspace)] += plan.peak_bytes - sum(plan.by_purpose);
 }
 

@@ -106,6 +106,8 @@ void attend(const LayerContext& context, int64_t layer, const MicroBatch& batch,
 
 void project_output(const LayerContext& context, int64_t layer, const LayerTensors& weights, const MicroBatch& batch,
                     const Tensor& x, const SavedAttention& saved, Tensor y) {
+  if (context.tensor.size() == 1 && !context.drops_hidden())
+    return linear_forward(context.device, saved.output, weights.attention_output, x, y);
   PartialSum projected(context.tensor, context.device, context.arena, "attention.projected", y);
   linear_forward(context.device, saved.output, weights.attention_output, projected.target());
   projected.finish();
@@ -118,7 +120,7 @@ void project_output(const LayerContext& context, int64_t layer, const LayerTenso
 
 // d (t, H) with respect to y -> d_output (T, A D) with respect to o.
 void backward_of_output(const LayerContext& context, int64_t layer, const LayerTensors& weights,
-                        const LayerTensors& d_weights, const MicroBatch& batch, const SavedAttention& saved,
+                        const LayerGradients& d_weights, const MicroBatch& batch, const SavedAttention& saved,
                         const Tensor& d, Tensor d_output) {
   Buffer dropped;
   if (context.drops_hidden()) {
@@ -128,7 +130,7 @@ void backward_of_output(const LayerContext& context, int64_t layer, const LayerT
   }
   GatheredTokens d_projected(context.tensor, context.arena, "attention.d_projected",
                              dropped.taken() ? dropped.tensor() : d);
-  linear_backward_weight(context.device, d_projected.wait(), saved.output, d_weights.attention_output);
+  linear_backward_weight(context.device, d_projected.wait(), saved.output, d_weights.attention_output, d_weights.use);
   linear_backward_input(context.device, d_projected.wait(), weights.attention_output, d_output, Accumulate::no);
 }
 
@@ -167,7 +169,7 @@ void attention_layer_restore(const LayerContext& context, int64_t layer, const L
 }
 
 void attention_layer_backward(const LayerContext& context, int64_t layer, const LayerTensors& weights,
-                              const LayerTensors& d_weights, const MicroBatch& batch, const Tensor& x,
+                              const LayerGradients& d_weights, const MicroBatch& batch, const Tensor& x,
                               SavedAttention& saved, Tensor d) {
   const ModelConfig& config = context.config;
   const int64_t A = context.heads();
@@ -203,7 +205,7 @@ void attention_layer_backward(const LayerContext& context, int64_t layer, const 
   normalise(context, weights, x, saved);
   {
     GatheredTokens normed(context.tensor, context.arena, "attention.gathered", saved.normed);
-    linear_backward_weight(context.device, d_qkv, normed.wait(), d_weights.qkv);
+    linear_backward_weight(context.device, d_qkv, normed.wait(), d_weights.qkv, d_weights.use);
   }
   const Tensor d_normed = saved.normed;  // its last reader was the line above
   PartialSum sum(context.tensor, context.device, context.arena, "attention.d_normed", d_normed);

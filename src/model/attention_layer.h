@@ -39,7 +39,7 @@ void attention_layer_restore(const LayerContext& context, int64_t layer, const L
 // d (t, H): on entry the gradient with respect to y, on return with respect to x. Weight gradients (f32) are added to.
 // `saved` is used up.
 void attention_layer_backward(const LayerContext& context, int64_t layer, const LayerTensors& weights,
-                              const LayerTensors& d_weights, const MicroBatch& batch, const Tensor& x,
+                              const LayerGradients& d_weights, const MicroBatch& batch, const Tensor& x,
                               SavedAttention& saved, Tensor d);
 
 }  // namespace farspan

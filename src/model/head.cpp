@@ -148,8 +148,8 @@ void embedding_layer_backward(const LayerContext& context, const MicroBatch& bat
 }
 
 void head_loss_and_gradient(const LayerContext& context, const HeadTensors& weights, const HeadTensors& d_weights,
-                            const Tensor& labels, const Tensor& x, double gradient_scale, Tensor token_loss,
-                            Tensor d_x) {
+                            Accumulate d_head_use, const Tensor& labels, const Tensor& x, double gradient_scale,
+                            Tensor token_loss, Tensor d_x) {
   const HeadBuffers buffers = take_buffers(context, weights, true);
   const int64_t step = tile_tokens(context);
   for (int64_t begin = 0; begin < context.stream_tokens(); begin += step) {
@@ -160,7 +160,8 @@ void head_loss_and_gradient(const LayerContext& context, const HeadTensors& weig
       GatheredTokens normed(context.tensor, context.arena, "head.gathered", tile.normed);
       linear_forward(context.device, normed.wait(), weights.head, tile.logits);
       loss_of_tile(context, buffers, tile, &gradient_scale);
-      linear_backward_weight(context.device, tile.d_logits, normed.wait(), d_weights.head);
+      linear_backward_weight(context.device, tile.d_logits, normed.wait(), d_weights.head,
+                             begin == 0 ? d_head_use : Accumulate::yes);
     }
     const Tensor d_normed = tile.normed;  // its last reader was the line above
     PartialSum sum(context.tensor, context.device, context.arena, "head.d_normed", d_normed);

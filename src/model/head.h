@@ -32,10 +32,11 @@ struct HeadTensors {
 
 // Forward and backward. `gradient_scale` multiplies every token's loss gradient (1 / number of targets of the global
 // batch). token_loss (T) f32 is written, the same on every tensor-parallel rank, in an order that sequence parallelism
-// may change; d_x (t, H) is written; weight gradients (f32) are added to.
+// may change; d_x (t, H) is written; weight gradients (f32) are added to; that of the
+// head is overwritten with d_head_use Accumulate::no.
 void head_loss_and_gradient(const LayerContext& context, const HeadTensors& weights, const HeadTensors& d_weights,
-                            const Tensor& labels, const Tensor& x, double gradient_scale, Tensor token_loss,
-                            Tensor d_x);
+                            Accumulate d_head_use, const Tensor& labels, const Tensor& x, double gradient_scale,
+                            Tensor token_loss, Tensor d_x);
 
 // Forward alone: token_loss (T) f32 is written.
 void head_loss(const LayerContext& context, const HeadTensors& weights, const Tensor& labels, const Tensor& x,

@@ -40,6 +40,7 @@ struct LayerContext {
   int64_t local_length = 0;  // s
   int64_t mlp_tile = 0;      // tokens
   int64_t loss_tile = 0;     // tokens
+  Tensor loss_sum;           // (1) f64, to which the head adds its tokens' losses
   bool dropout = false;      // training; evaluation drops nothing
   int64_t seed = 0;
   int64_t step = 0;

@@ -183,6 +183,10 @@ void mlp_layer_forward(const LayerContext& context, int64_t layer, const LayerTe
     GatheredTokens normed =
         gathers.take(context, tiles, x, index, [&](const MlpTile& next) { normalise(context, weights, next); });
     expand(context, weights, tile, normed.wait());
+    if (context.tensor.size() == 1 && !context.drops_hidden()) {
+      linear_forward(context.device, tile.activation, weights.down, tile.x, y.slice(0, tile.begin, tile.end));
+      continue;
+    }
     PartialSum projected(context.tensor, context.device, context.arena, "mlp.projected",
                          y.slice(0, tile.begin, tile.end));
     linear_forward(context.device, tile.activation, weights.down, projected.target());
@@ -193,7 +197,7 @@ void mlp_layer_forward(const LayerContext& context, int64_t layer, const LayerTe
 }
 
 void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerTensors& weights,
-                        const LayerTensors& d_weights, const MicroBatch& batch, const Tensor& x, SavedMlp& saved,
+                        const LayerGradients& d_weights, const MicroBatch& batch, const Tensor& x, SavedMlp& saved,
                         Tensor d) {
   MlpTiles tiles(context, weights, saved);
   TileGathers gathers;
@@ -209,6 +213,7 @@ void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerT
   });
   for (int64_t index = 0; index < tiles.count(); ++index) {
     const MlpTile tile = tiles.at(x, index);
+    const Accumulate d_weights_use = index == 0 ? d_weights.use : Accumulate::yes;
     const Tensor d_tile = d.slice(0, tile.begin, tile.end);
     const Tensor d_act = d_activation.tensor().slice(0, 0, ranks * (tile.end - tile.begin));
     GatheredTokens normed = gathers.take(context, tiles, x, index, [&](const MlpTile& next) {
@@ -224,12 +229,12 @@ void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerT
     }
     {
       GatheredTokens gathered(context.tensor, context.arena, "mlp.d_projected", d_projected);
-      linear_backward_weight(context.device, gathered.wait(), tile.activation, d_weights.down);
+      linear_backward_weight(context.device, gathered.wait(), tile.activation, d_weights.down, d_weights_use);
       linear_backward_input(context.device, gathered.wait(), weights.down, d_act, Accumulate::no);
     }
     const Tensor d_gate_up = tile.gate_up;  // gradients take the place of what they were computed from
     swiglu_backward(context.device, tile.gate_up, d_act, d_gate_up);
-    linear_backward_weight(context.device, d_gate_up, normed.wait(), d_weights.gate_up);
+    linear_backward_weight(context.device, d_gate_up, normed.wait(), d_weights.gate_up, d_weights_use);
     PartialSum sum(context.tensor, context.device, context.arena, "mlp.d_normed", tile.normed);
     linear_backward_input(context.device, d_gate_up, weights.gate_up, sum.target(), Accumulate::no);
     inputs.push(std::move(sum), tile, tiles.overlap());

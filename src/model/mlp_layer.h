@@ -35,7 +35,7 @@ void mlp_layer_forward(const LayerContext& context, int64_t layer, const LayerTe
 
 // d (t, H): on entry the gradient with respect to y, on return with respect to x. Weight gradients (f32) are added to.
 void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerTensors& weights,
-                        const LayerTensors& d_weights, const MicroBatch& batch, const Tensor& x, SavedMlp& saved,
+                        const LayerGradients& d_weights, const MicroBatch& batch, const Tensor& x, SavedMlp& saved,
                         Tensor d);
 
 }  // namespace farspan

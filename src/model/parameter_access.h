@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "model/parameters.h"
+#include "ops/elementwise.h"
 
 namespace farspan {
 
@@ -23,8 +24,12 @@ class ParameterAccess {
   virtual void close_weights(size_t unit) = 0;
 
   // The unit's flat gradient (f32), to be added to until close_gradient: then this micro-batch's share is complete
-  // (one of ParameterUnit::gradient_uses).
-  virtual Tensor open_gradient(size_t unit) = 0;
+  // (one of ParameterUnit::gradient_uses). With Accumulate::no it holds nothing yet and is to be written, all of it.
+  struct Gradient {
+    Tensor flat;
+    Accumulate use = Accumulate::yes;
+  };
+  virtual Gradient open_gradient(size_t unit) = 0;
   virtual void close_gradient(size_t unit) = 0;
 
  private:
@@ -53,17 +58,25 @@ class OpenWeights {
 class OpenGradient {
  public:
   OpenGradient(ParameterAccess& access, size_t unit)
-      : access_(access), unit_(unit), flat_(access.open_gradient(unit)) {}
+      : access_(access), unit_(unit), gradient_(access.open_gradient(unit)) {}
   OpenGradient(const OpenGradient&) = delete;
   OpenGradient& operator=(const OpenGradient&) = delete;
-  LayerTensors layer(int64_t index) const { return layer_tensors(access_.table(), index, flat_); }
-  Tensor lone() const { return lone_tensor(access_.table(), unit_, flat_); }
+  LayerGradients layer(int64_t index) const {
+    return {layer_tensors(access_.table(), index, gradient_.flat), gradient_.use};
+  }
+  Tensor lone() const { return lone_tensor(access_.table(), unit_, gradient_.flat); }
+  Accumulate use() const { return gradient_.use; }
+  // lone(), set to zero where it holds nothing yet: for ops that only add.
+  Tensor zeroed_lone(Device& device) const {
+    if (gradient_.use == Accumulate::no) fill(device, lone(), 0);
+    return lone();
+  }
   void close() { access_.close_gradient(unit_); }
 
  private:
   ParameterAccess& access_;
   size_t unit_;
-  Tensor flat_;
+  ParameterAccess::Gradient gradient_;
 };
 
 }  // namespace farspan

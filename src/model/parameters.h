@@ -22,6 +22,7 @@
 
 #include "config/config.h"
 #include "device/device.h"
+#include "ops/accumulate.h"
 #include "parallel/sequence_layout.h"
 #include "tensor/tensor.h"
 
@@ -163,6 +164,12 @@ struct LayerTensors {
   Tensor mlp_norm;          // (H)
   Tensor gate_up;           // (2 f, H)
   Tensor down;              // (H, f)
+};
+
+// The gradients of a layer's weights. With Accumulate::no they hold nothing yet: the first product of a micro-batch
+// overwrites a matrix's gradient, and what else there is has been set to zero.
+struct LayerGradients : LayerTensors {
+  Accumulate use = Accumulate::yes;
 };
 
 // `unit`: the layer's flat elements, weights or gradients.

@@ -2,6 +2,7 @@
 #include "model/transformer.h"
 
 #include "ops/cross_entropy.h"
+#include "ops/elementwise.h"
 
 namespace farspan {
 namespace {
@@ -22,9 +23,17 @@ Buffer layer_forward(const LayerContext& context, int64_t layer, const LayerTens
   return output;
 }
 
+// The gradients that are sums over rows and not products.
+void clear_vectors(Device& device, const LayerTensors& d_weights) {
+  for (const Tensor& gradient :
+       {d_weights.attention_norm, d_weights.qkv_bias, d_weights.query_norm, d_weights.key_norm, d_weights.mlp_norm})
+    if (gradient.defined()) fill(device, gradient, 0);
+}
+
 // d (t, H): gradient with respect to the layer's output on entry, to its input on return.
 void layer_backward(const LayerContext& context, int64_t layer, const LayerTensors& weights,
-                    const LayerTensors& d_weights, const MicroBatch& batch, SavedLayer& saved, const Tensor& d) {
+                    const LayerGradients& d_weights, const MicroBatch& batch, SavedLayer& saved, const Tensor& d) {
+  if (d_weights.use == Accumulate::no) clear_vectors(context.device, d_weights);
   if (!saved.middle.taken()) {
     saved.middle = take_stream(context, "layer.middle", Purpose::workspace);
     attention_layer_restore(context, layer, weights, batch, saved.input, saved.attention, saved.middle.tensor());
@@ -78,22 +87,21 @@ Buffer run_layers(LayerContext context, ParameterAccess& access, const ModelChun
 }
 
 // Loss and gradient of the last chunk's output; what the head read is released.
-ChunkGradient head_gradient(const LayerContext& context, ParameterAccess& access, const MicroBatch& batch,
-                            double gradient_scale, Buffer& x) {
+Buffer head_gradient(const LayerContext& context, ParameterAccess& access, const MicroBatch& batch,
+                     double gradient_scale, Buffer& x) {
   const HeadWeights weights(access);
   OpenGradient d_final_norm(access, access.table().final_norm_unit());
   OpenGradient d_head(access, access.table().head_unit());
-  ChunkGradient result;
   Buffer token_loss = context.take_f32("head.token_loss", {context.tokens()}, Purpose::workspace);
-  result.d_input = take_stream(context, "d_stream", Purpose::workspace);
-  head_loss_and_gradient(context, weights.tensors(), {d_final_norm.lone(), d_head.lone()}, batch.labels, x,
-                         gradient_scale, token_loss.tensor(), result.d_input.tensor());
-  result.loss = token_loss_sum(context.device, token_loss);
+  Buffer d_x = take_stream(context, "d_stream", Purpose::workspace);
+  head_loss_and_gradient(context, weights.tensors(), {d_final_norm.zeroed_lone(context.device), d_head.lone()},
+                         d_head.use(), batch.labels, x, gradient_scale, token_loss.tensor(), d_x.tensor());
+  token_loss_sum(context.device, token_loss, context.loss_sum);
   token_loss.release();
   x.release();
   d_final_norm.close();
   d_head.close();
-  return result;
+  return d_x;
 }
 
 }  // namespace
@@ -114,39 +122,36 @@ Buffer chunk_forward(const LayerContext& context, ParameterAccess& access, const
   return {};
 }
 
-ChunkGradient chunk_backward(const LayerContext& context, ParameterAccess& access, const ModelChunk& chunk,
-                             const MicroBatch& batch, double gradient_scale, SavedChunk& saved, Buffer d_output) {
-  ChunkGradient result;
-  result.d_input = std::move(d_output);
-  if (chunk.last) result = head_gradient(context, access, batch, gradient_scale, saved.output);
+Buffer chunk_backward(const LayerContext& context, ParameterAccess& access, const ModelChunk& chunk,
+                      const MicroBatch& batch, double gradient_scale, SavedChunk& saved, Buffer d_output) {
+  Buffer d = std::move(d_output);
+  if (chunk.last) d = head_gradient(context, access, batch, gradient_scale, saved.output);
   for (int64_t layer = chunk.layers.end; layer-- > chunk.layers.begin;) {
     const size_t unit = access.table().layer_unit(layer);
     const OpenWeights weights(access, unit);
     expect_layer(access, chunk, layer - 1);
     OpenGradient gradient(access, unit);
     layer_backward(context, layer, weights.layer(layer), gradient.layer(layer), batch,
-                   saved.layers[static_cast<size_t>(layer - chunk.layers.begin)], result.d_input);
+                   saved.layers[static_cast<size_t>(layer - chunk.layers.begin)], d);
     gradient.close();
   }
-  if (!chunk.first) return result;
+  if (!chunk.first) return d;
   OpenGradient d_embedding(access, access.table().embedding_unit());
-  embedding_layer_backward(context, batch, result.d_input, d_embedding.lone());
-  result.d_input.release();
+  embedding_layer_backward(context, batch, d, d_embedding.zeroed_lone(context.device));
+  d.release();
   d_embedding.close();
-  return result;
+  return {};
 }
 
-ChunkOutput chunk_evaluate(const LayerContext& context, ParameterAccess& access, const ModelChunk& chunk,
-                           const MicroBatch& batch, Buffer input) {
-  ChunkOutput result;
-  result.output = run_layers(context, access, chunk, batch, std::move(input));
-  if (!chunk.last) return result;
+Buffer chunk_evaluate(const LayerContext& context, ParameterAccess& access, const ModelChunk& chunk,
+                      const MicroBatch& batch, Buffer input) {
+  Buffer output = run_layers(context, access, chunk, batch, std::move(input));
+  if (!chunk.last) return output;
   const HeadWeights weights(access);
   Buffer token_loss = context.take_f32("head.token_loss", {context.tokens()}, Purpose::workspace);
-  head_loss(context, weights.tensors(), batch.labels, result.output, token_loss.tensor());
-  result.loss = token_loss_sum(context.device, token_loss);
-  result.output.release();
-  return result;
+  head_loss(context, weights.tensors(), batch.labels, output, token_loss.tensor());
+  token_loss_sum(context.device, token_loss, context.loss_sum);
+  return {};
 }
 
 void transformer_logits(const LayerContext& context, ParameterAccess& access, const ModelChunk& chunk,

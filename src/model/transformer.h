@@ -39,24 +39,17 @@ Buffer take_chunk_input(const LayerContext& context);
 Buffer chunk_forward(const LayerContext& context, ParameterAccess& access, const ModelChunk& chunk,
                      const MicroBatch& batch, Buffer input, SavedChunk& saved);
 
-struct ChunkGradient {
-  Buffer d_input;   // (t, H), gradient with respect to the chunk's input; nothing from the first chunk
-  double loss = 0;  // last chunk: the sum of the tokens' losses, not scaled (0 on the dry device)
-};
-
 // `d_output` (t, H): gradient with respect to the chunk's output; undefined for the last chunk, whose loss is scaled by
-// `gradient_scale`. Adds to the gradients of the chunk's units.
-ChunkGradient chunk_backward(const LayerContext& context, ParameterAccess& access, const ModelChunk& chunk,
-                             const MicroBatch& batch, double gradient_scale, SavedChunk& saved, Buffer d_output);
+// `gradient_scale`. Adds to the gradients of the chunk's units and, in the last chunk, the sum of the tokens' losses,
+// not scaled, to LayerContext::loss_sum. Returns the gradient (t, H) with respect to the chunk's input; nothing from
+// the first chunk.
+Buffer chunk_backward(const LayerContext& context, ParameterAccess& access, const ModelChunk& chunk,
+                      const MicroBatch& batch, double gradient_scale, SavedChunk& saved, Buffer d_output);
 
-struct ChunkOutput {
-  Buffer output;    // (t, H); nothing from the last chunk
-  double loss = 0;  // last chunk
-};
-
-// Forward with nothing kept.
-ChunkOutput chunk_evaluate(const LayerContext& context, ParameterAccess& access, const ModelChunk& chunk,
-                           const MicroBatch& batch, Buffer input);
+// Forward with nothing kept. Returns the stream for the next chunk; the last one adds to LayerContext::loss_sum
+// instead.
+Buffer chunk_evaluate(const LayerContext& context, ParameterAccess& access, const ModelChunk& chunk,
+                      const MicroBatch& batch, Buffer input);
 
 // Logits (V) f32 of the local token `token`, from a chunk that is the whole model, without tensor parallelism.
 void transformer_logits(const LayerContext& context, ParameterAccess& access, const ModelChunk& chunk,

@@ -5,23 +5,46 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <string_view>
 
 #include "base/math.h"
 #include "ops/attention_implementation.h"
 #include "ops/cpu/attention_cpu.h"
 #include "ops/cpu/attention_kernels.h"
+#include "ops/cuda/attention.h"
+#include "ops/cuda/attention_scratch.h"
+#include "ops/cuda/ops.h"
 #include "ops/dropout_rule.h"
 #include "ops/ref/attention_ref.h"
 
 namespace farspan {
 namespace {
 
-constexpr std::array kImplementations = {
-    AttentionImplementation{"vector", cpu::attention_kernel_declines, cpu::attention_kernel_forward,
-                            cpu::attention_kernel_backward},
-    AttentionImplementation{"reference", [](const AttentionBlock&) { return std::string(); }, ref::attention_forward,
-                            ref::attention_backward},
+// An implementation for the CPU, which is told of blocks only: state and gradients are fp32 and are added to.
+template <auto declines_block, auto run_forward, auto run_backward>
+constexpr AttentionImplementation on_cpu(std::string_view name) {
+  return {name, [](Device&, const AttentionForward& call) { return std::string(declines_block(call.block)); },
+          [](Device&, const AttentionBackward& call) { return std::string(declines_block(call.block)); },
+          [](Device& device, const AttentionForward& call) {
+            if (call.use == StateUse::begin) cpu::attention_state_init(device, call.out, call.lse);
+            run_forward(device, call.block, call.out, call.lse);
+          },
+          [](Device& device, const AttentionBackward& call) {
+            if (call.d_query_use == Accumulate::no) cpu::zero_heads(device, call.d_query);
+            if (call.d_key_value_use == Accumulate::no) {
+              cpu::zero_heads(device, call.d_key);
+              cpu::zero_heads(device, call.d_value);
+            }
+            run_backward(device, call.block, call.d_out, call.lse, call.delta, call.d_query, call.d_key, call.d_value);
+          }};
+}
+
+constexpr auto declines_nothing = [](const AttentionBlock&) { return ""; };
+
+constexpr std::array kCpuImplementations = {
+    on_cpu<cpu::attention_kernel_declines, cpu::attention_kernel_forward, cpu::attention_kernel_backward>("vector"),
+    on_cpu<declines_nothing, ref::attention_forward, ref::attention_backward>("reference"),
 };
 
 bool verbose() {
@@ -32,9 +55,13 @@ bool verbose() {
   return on;
 }
 
-const AttentionImplementation& choose(std::string_view op, const AttentionBlock& block) {
-  for (const AttentionImplementation& implementation : kImplementations) {
-    const std::string reason = implementation.declines(block);
+// The first implementation of the device's list that does not decline, by `declines(implementation)`.
+template <typename Declines>
+const AttentionImplementation& choose(const Device& device, std::string_view op, const AttentionBlock& block,
+                                      Declines&& declines) {
+  std::string reasons;
+  for (const AttentionImplementation& implementation : attention_implementation_list(device.kind())) {
+    const std::string reason = declines(implementation);
     if (reason.empty()) {
       if (verbose())
         fmt::print(stderr, "farspan: {} query {} key {} {}: {}\n", op, block.query.shape().str(),
@@ -42,8 +69,9 @@ const AttentionImplementation& choose(std::string_view op, const AttentionBlock&
       return implementation;
     }
     if (verbose()) fmt::print(stderr, "farspan: {}: {} declines: {}\n", op, implementation.name, reason);
+    reasons += fmt::format("; {}: {}", implementation.name, reason);
   }
-  throw InternalError(fmt::format("{}: every implementation declined, the reference included", op));
+  throw InternalError(fmt::format("{}: every implementation declined{}", op, reasons));
 }
 
 bool float_type(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
@@ -54,6 +82,13 @@ void check_heads(std::string_view op, std::string_view name, const Tensor& x, co
   FARSPAN_CHECK(x.dtype() == dtype, "{}: {} holds {}, needs {}", op, name, name_of(x.dtype()), name_of(dtype));
   FARSPAN_CHECK(x.stride(2) == 1 || x.dim(2) <= 1, "{}: {} has stride {} in its last dimension, needs 1", op, name,
                 x.stride(2));
+}
+
+// What a block adds to, or writes: like `model` in fp32, or in the model's own type where rounding is allowed.
+void check_result(const Device& device, std::string_view op, std::string_view name, const Tensor& x,
+                  const Tensor& model, bool complete) {
+  const bool rounded = complete && attention_writes_rounded(device) && x.dtype() == model.dtype();
+  check_heads(op, name, x, model.shape(), rounded ? model.dtype() : DType::f32);
 }
 
 // `x` must be (A, n) f32, one row of n neighbours per head.
@@ -86,6 +121,14 @@ void check_block(std::string_view op, const AttentionBlock& b) {
                   x->shape().str(), b.query.dim(0));
     FARSPAN_CHECK(x->dtype() == DType::i64, "{}: {} holds {}, needs i64", op, name, name_of(x->dtype()));
   }
+  int64_t described = 0;
+  for (const VisibleRun& run : b.runs) {
+    FARSPAN_CHECK(run.first == described && run.count > 0, "{}: a run of {} queries from {} on, after {} queries", op,
+                  run.count, run.first, described);
+    described += run.count;
+  }
+  FARSPAN_CHECK(b.runs.empty() || described == b.query.dim(0), "{}: runs of {} queries, needs {}", op, described,
+                b.query.dim(0));
   FARSPAN_CHECK(std::isfinite(b.scale), "{}: scale {}, needs a finite number such as {}", op, b.scale,
                 1 / std::sqrt(static_cast<double>(head_size)));
   const int64_t all_pairs = checked_mul(b.query.dim(0), b.key.dim(0));
@@ -109,17 +152,54 @@ double input_bytes(const AttentionBlock& b) {
   return static_cast<double>(b.query.bytes() + b.key.bytes() + b.value.bytes() + b.lo.bytes() + b.hi.bytes());
 }
 
+void zero(Device& device, const Tensor& x) {
+  if (device.on_cuda()) return cuda::fill(device, x, 0);
+  cpu::zero_heads(device, x);
+}
+
+void init_state(Device& device, const Tensor& out, const Tensor& lse) {
+  if (!device.on_cuda()) return cpu::attention_state_init(device, out, lse);
+  cuda::fill(device, out, 0);
+  cuda::fill(device, lse, -std::numeric_limits<double>::infinity());
+}
+
 bool empty(const AttentionBlock& b) { return b.query.dim(0) == 0 || b.query.dim(1) == 0 || b.key.dim(0) == 0; }
 
 }  // namespace
 
-std::span<const AttentionImplementation> attention_implementation_list() { return kImplementations; }
+std::span<const AttentionImplementation> attention_implementation_list(DeviceKind kind) {
+  if (kind == DeviceKind::cuda) return cuda::attention_implementation_list();
+  return kCpuImplementations;
+}
 
-std::vector<std::string> attention_implementations() {
+int64_t scratch_bytes(const Device& device, const AttentionForward& call) {
+  return device.targets_cuda() ? cuda::attention_forward_scratch(call) : 0;
+}
+
+int64_t scratch_bytes(const Device& device, const AttentionBackward& call) {
+  return device.targets_cuda() ? cuda::attention_backward_scratch(call) : 0;
+}
+
+void attend_forward_by_choice(Device& device, const AttentionForward& call) {
+  choose(device, "attention_block_forward", call.block, [&](const AttentionImplementation& implementation) {
+    return implementation.forward_declines(device, call);
+  }).forward(device, call);
+}
+
+void attend_backward_by_choice(Device& device, const AttentionBackward& call) {
+  choose(device, "attention_block_backward", call.block, [&](const AttentionImplementation& implementation) {
+    return implementation.backward_declines(device, call);
+  }).backward(device, call);
+}
+
+std::vector<std::string> attention_implementations(DeviceKind kind) {
   std::vector<std::string> names;
-  for (const AttentionImplementation& implementation : kImplementations) names.emplace_back(implementation.name);
+  for (const AttentionImplementation& implementation : attention_implementation_list(kind))
+    names.emplace_back(implementation.name);
   return names;
 }
+
+bool attention_writes_rounded(const Device& device) { return device.targets_cuda(); }
 
 void attention_state_init(Device& device, Tensor out, Tensor lse) {
   constexpr std::string_view op = "attention_state_init";
@@ -127,19 +207,22 @@ void attention_state_init(Device& device, Tensor out, Tensor lse) {
   check_heads(op, "out", out, out.shape(), DType::f32);
   check_per_head(op, "lse", lse, out.dim(1), out.dim(0));
   const OpCost cost{op, OpClass::memory, 0, static_cast<double>(out.bytes() + lse.bytes())};
-  device.run(cost, [&] { cpu::attention_state_init(device, out, lse); });
+  device.run(cost, [&] { init_state(device, out, lse); });
 }
 
-void attention_block_forward(Device& device, const AttentionBlock& block, Tensor out, Tensor lse) {
+void attention_block_forward(Device& device, const AttentionBlock& block, StateUse use, Tensor out, Tensor lse) {
   constexpr std::string_view op = "attention_block_forward";
   check_block(op, block);
-  check_heads(op, "out", out, block.query.shape(), DType::f32);
+  check_result(device, op, "out", out, block.query, use == StateUse::begin);
   check_per_head(op, "lse", lse, block.query.dim(1), block.query.dim(0));
   // Two products of D multiply-adds a pair: the score, and the value's share of the output.
   const double flops = 4.0 * static_cast<double>(block.query.dim(2)) * head_pairs(block);
-  const double bytes = input_bytes(block) + 2.0 * static_cast<double>(out.bytes() + lse.bytes());
-  device.run({op, OpClass::attention, flops, bytes}, [&] {
-    if (!empty(block)) choose(op, block).forward(device, block, out, lse);
+  const double state_bytes = static_cast<double>(out.bytes() + lse.bytes());
+  const double bytes = input_bytes(block) + (use == StateUse::add ? 2 : 1) * state_bytes;
+  const AttentionForward call{block, use, out, lse};
+  device.run({op, OpClass::attention, flops, bytes, scratch_bytes(device, call)}, [&] {
+    if (!empty(block)) return attend_forward_by_choice(device, call);
+    if (use == StateUse::begin) init_state(device, out, lse);
   });
 }
 
@@ -153,25 +236,42 @@ void attention_delta(Device& device, const Tensor& out, const Tensor& d_out, Ten
   check_per_head(op, "delta", delta, out.dim(1), out.dim(0));
   const double flops = 2.0 * static_cast<double>(out.numel());
   const double bytes = static_cast<double>(out.bytes() + d_out.bytes() + delta.bytes());
-  device.run({op, OpClass::memory, flops, bytes}, [&] { cpu::attention_delta(device, out, d_out, delta); });
+  device.run({op, OpClass::memory, flops, bytes}, [&] {
+    if (device.on_cuda()) return cuda::attention_delta(device, out, d_out, delta);
+    cpu::attention_delta(device, out, d_out, delta);
+  });
 }
 
-void attention_block_backward(Device& device, const AttentionBlock& block, const Tensor& d_out, const Tensor& lse,
-                              const Tensor& delta, Tensor d_query, Tensor d_key, Tensor d_value) {
+void attention_block_backward(Device& device, const AttentionBlock& block, const Tensor& out, const Tensor& d_out,
+                              const Tensor& lse, const Tensor& delta, Accumulate d_query_use,
+                              Accumulate d_key_value_use, Tensor d_query, Tensor d_key, Tensor d_value) {
   constexpr std::string_view op = "attention_block_backward";
   check_block(op, block);
+  if (out.defined()) check_heads(op, "out", out, block.query.shape(), block.query.dtype());
   check_heads(op, "d_out", d_out, block.query.shape(), block.query.dtype());
   check_per_head(op, "lse", lse, block.query.dim(1), block.query.dim(0));
-  check_per_head(op, "delta", delta, block.query.dim(1), block.query.dim(0));
-  check_heads(op, "d_query", d_query, block.query.shape(), DType::f32);
-  check_heads(op, "d_key", d_key, block.key.shape(), DType::f32);
-  check_heads(op, "d_value", d_value, block.key.shape(), DType::f32);
+  if (delta.defined() || !out.defined() || !device.targets_cuda())
+    check_per_head(op, "delta", delta, block.query.dim(1), block.query.dim(0));
+  check_result(device, op, "d_query", d_query, block.query, d_query_use == Accumulate::no);
+  check_result(device, op, "d_key", d_key, block.key, d_key_value_use == Accumulate::no);
+  check_result(device, op, "d_value", d_value, block.key, d_key_value_use == Accumulate::no);
   // Five products a pair: the score again, d_value, d_probability, d_query, d_key.
   const double flops = 10.0 * static_cast<double>(block.query.dim(2)) * head_pairs(block);
-  const double bytes = input_bytes(block) + static_cast<double>(d_out.bytes() + lse.bytes() + delta.bytes()) +
-                       2.0 * static_cast<double>(d_query.bytes() + d_key.bytes() + d_value.bytes());
-  device.run({op, OpClass::attention, flops, bytes}, [&] {
-    if (!empty(block)) choose(op, block).backward(device, block, d_out, lse, delta, d_query, d_key, d_value);
+  const auto touched = [](Accumulate use, const Tensor& x) {
+    return (use == Accumulate::yes ? 2.0 : 1.0) * static_cast<double>(x.bytes());
+  };
+  const double bytes = input_bytes(block) + static_cast<double>(d_out.bytes() + lse.bytes() + lse.bytes()) +
+                       touched(d_query_use, d_query) + touched(d_key_value_use, d_key) +
+                       touched(d_key_value_use, d_value);
+  const AttentionBackward call{block,       out,             d_out,   lse,   delta,
+                               d_query_use, d_key_value_use, d_query, d_key, d_value};
+  device.run({op, OpClass::attention, flops, bytes, scratch_bytes(device, call)}, [&] {
+    if (!empty(block)) return attend_backward_by_choice(device, call);
+    if (d_query_use == Accumulate::no) zero(device, d_query);
+    if (d_key_value_use == Accumulate::no) {
+      zero(device, d_key);
+      zero(device, d_value);
+    }
   });
 }
 

@@ -8,7 +8,7 @@
 // Forward keeps a running state per query and head: `out`, the fp32 softmax-weighted mean over the keys seen so far,
 // and `lse`, the fp32 log of the sum of exponentials. Attending to one more block updates both as if all keys had been
 // seen at once, so nothing is rounded to a shorter type between blocks. Start from out = 0, lse = -inf
-// (attention_state_init).
+// (attention_state_init), or let the first block begin the state (StateUse::begin).
 //
 //   s_ij = scale * <q_i, k_j>;   lse' = log(exp(lse) + sum_j exp(s_ij));   out' = (exp(lse) out + sum_j exp(s_ij) v_j)
 //   / exp(lse')
@@ -28,10 +28,13 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "device/device.h"
+#include "ops/accumulate.h"
+#include "ops/visible_run.h"
 #include "tensor/tensor.h"
 
 namespace farspan {
@@ -68,25 +71,50 @@ struct AttentionBlock {
   int64_t query_begin = 0;     // row position of query 0, the others follow; read by dropout only
   float scale = 1;             // usually 1 / sqrt(D)
   int64_t visible_pairs = -1;  // (query, key) pairs of this block, for the cost; -1: count them as n * m
+  // The same as lo and hi, in the CPU's memory: ascending, all n queries. Empty: unknown. From it a GPU's code learns,
+  // without waiting for the device, which blocks are plain or causal and where one document ends.
+  std::span<const VisibleRun> runs = {};
   AttentionDropout dropout = {};
 };
+
+// Of a device (Device::extension); may be changed between ops.
+struct AttentionOptions {
+  explicit AttentionOptions(const Device&) {}
+  // CUDA: only implementations that give the same bits every time. The CPU's always do.
+  bool deterministic = false;
+};
+
+// What the running state holds before a block.
+enum class StateUse {
+  add,   // what earlier blocks left there, which this one is added to
+  begin  // nothing of worth: written as if it had been out = 0, lse = -inf
+};
+
+// True where results that one block completes may be written in the query's dtype, rounded once, instead of fp32: out
+// with StateUse::begin, gradients with Accumulate::no. CUDA; on the CPU they are fp32.
+bool attention_writes_rounded(const Device& device);
 
 // out = 0, lse = -inf.  out (n, A, D) f32, lse (A, n) f32.
 void attention_state_init(Device& device, Tensor out, Tensor lse);
 
-// Adds one block to the running state. out (n, A, D) f32; lse (A, n) f32 (last stride 1).
-void attention_block_forward(Device& device, const AttentionBlock& block, Tensor out, Tensor lse);
+// Adds one block to the running state, or begins it. out (n, A, D) f32, see attention_writes_rounded; lse (A, n) f32
+// (last stride 1).
+void attention_block_forward(Device& device, const AttentionBlock& block, StateUse use, Tensor out, Tensor lse);
 
 // delta (A, n) f32 = row sums of d_out * out.  out and d_out (n, A, D), f32 or bf16 each.
 void attention_delta(Device& device, const Tensor& out, const Tensor& d_out, Tensor delta);
 
-// Adds one block's gradients. d_out (n, A, D) in the query's dtype; lse, delta (A, n) f32, final values of all blocks;
-// d_query (n, A, D) f32, d_key and d_value (m, K, D) f32, all three added to.
-void attention_block_backward(Device& device, const AttentionBlock& block, const Tensor& d_out, const Tensor& lse,
-                              const Tensor& delta, Tensor d_query, Tensor d_key, Tensor d_value);
+// One block's gradients, added to d_query, d_key, d_value or, with Accumulate::no, written over whatever they held.
+// d_out (n, A, D) in the query's dtype; lse, delta (A, n) f32, final values of all blocks; d_query (n, A, D), d_key and
+// d_value (m, K, D) f32, see attention_writes_rounded. `out`: the final output (n, A, D) in the query's dtype, for
+// implementations that need it; undefined where the caller has none. With it on a CUDA device, `delta` may be
+// undefined.
+void attention_block_backward(Device& device, const AttentionBlock& block, const Tensor& out, const Tensor& d_out,
+                              const Tensor& lse, const Tensor& delta, Accumulate d_query_use,
+                              Accumulate d_key_value_use, Tensor d_query, Tensor d_key, Tensor d_value);
 
 // The implementations in the order they are tried; the first that does not decline runs. FARSPAN_VERBOSE=1 in the
 // environment prints which ran and why others declined.
-std::vector<std::string> attention_implementations();
+std::vector<std::string> attention_implementations(DeviceKind kind = DeviceKind::cpu);
 
 }  // namespace farspan

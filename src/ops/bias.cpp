@@ -5,6 +5,8 @@
 #include <array>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cuda/ops.h"
+#include "ops/cuda/scratch.h"
 #include "ops/operand_checks.h"
 
 namespace farspan {
@@ -43,6 +45,7 @@ void bias_add(Device& device, const Tensor& bias, Tensor y) {
   const double elements = static_cast<double>(y.numel());
   const double bytes = static_cast<double>(2 * y.bytes() + bias.bytes());
   device.run({"bias_add", OpClass::memory, elements, bytes}, [&] {
+    if (device.on_cuda()) return cuda::bias_add(device, bias, y);
     const cpu::RowView rows(y);
     parallel_for(device, rows.rows(), cpu::row_grain(rows.columns()), [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
@@ -58,7 +61,9 @@ void bias_backward(Device& device, const Tensor& d_y, Tensor d_bias) {
   check_dtype("bias_backward", "d_bias", d_bias, DType::f32);
   const double elements = static_cast<double>(d_y.numel());
   const double bytes = static_cast<double>(d_y.bytes() + 2 * d_bias.bytes());
-  device.run({"bias_backward", OpClass::memory, elements, bytes}, [&] {
+  const int64_t scratch = device.targets_cuda() ? cuda::bias_backward_scratch(d_y.dim(0), d_y.dim(1)) : 0;
+  device.run({"bias_backward", OpClass::memory, elements, bytes, scratch}, [&] {
+    if (device.on_cuda()) return cuda::bias_backward(device, d_y, d_bias);
     const cpu::RowView rows(d_y);
     parallel_for(device, rows.columns(), kColumns, [&](int64_t begin, int64_t end) {
       with_compute_type(d_y.dtype(),

@@ -7,6 +7,8 @@
 #include <limits>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cuda/ops.h"
+#include "ops/cuda/scratch.h"
 #include "ops/operand_checks.h"
 
 namespace farspan {
@@ -72,6 +74,7 @@ void cross_entropy(Device& device, Tensor logits, const Tensor& targets, double 
   if (d_logits.defined()) check_gradient(op, d_logits, logits);
   const double flops = (d_logits.defined() ? 6.0 : 4.0) * static_cast<double>(logits.numel());
   device.run({op, OpClass::memory, flops, bytes_of({logits, d_logits, targets, token_loss})}, [&] {
+    if (device.on_cuda()) return cuda::cross_entropy(device, logits, targets, gradient_scale, token_loss, d_logits);
     check_targets(op, targets, logits.dim(1));
     using Gradient = cpu::CrossEntropy::Gradient;
     cpu::CrossEntropy loss{cpu::RowView(logits), targets.data<int32_t>(), gradient_scale, token_loss.data<float>(), {},
@@ -95,6 +98,7 @@ void vocabulary_statistics(Device& device, const Tensor& logits, const Tensor& t
   check_dense_rows(op, "statistics", statistics);
   const double flops = 3.0 * static_cast<double>(logits.numel());
   device.run({op, OpClass::memory, flops, bytes_of({logits, targets, statistics})}, [&] {
+    if (device.on_cuda()) return cuda::vocabulary_statistics(device, logits, targets, part, statistics);
     check_targets(op, targets, part.vocabulary);
     float* const lse = statistics.data<float>();
     const cpu::VocabularyStatistics rows{cpu::RowView(logits), targets.data<int32_t>(), part.first_id, lse,
@@ -117,6 +121,7 @@ void combine_statistics(Device& device, const Tensor& all, const Tensor& targets
   check_per_token(op, "token_loss", token_loss, DType::f32, tokens);
   const double flops = 3.0 * static_cast<double>(all.numel());
   device.run({op, OpClass::memory, flops, bytes_of({all, targets, lse, token_loss})}, [&] {
+    if (device.on_cuda()) return cuda::combine_statistics(device, all, targets, lse, token_loss);
     const int32_t* const ids = targets.data<int32_t>();
     const float* const lses = all.data<float>();
     const float* const target_logits = lses + all.stride(1);
@@ -147,6 +152,8 @@ void vocabulary_gradient(Device& device, Tensor logits, const Tensor& targets, c
   check_gradient(op, d_logits, logits);
   const double flops = 3.0 * static_cast<double>(logits.numel());
   device.run({op, OpClass::memory, flops, bytes_of({logits, targets, lse, d_logits})}, [&] {
+    if (device.on_cuda())
+      return cuda::vocabulary_gradient(device, logits, targets, part, lse, gradient_scale, d_logits);
     check_targets(op, targets, part.vocabulary);
     const cpu::VocabularyGradient rows{cpu::RowView(logits), targets.data<int32_t>(), part.first_id,
                                        lse.data<float>(),    gradient_scale,          cpu::RowView(d_logits),
@@ -156,17 +163,21 @@ void vocabulary_gradient(Device& device, Tensor logits, const Tensor& targets, c
   });
 }
 
-double token_loss_sum(Device& device, const Tensor& token_loss) {
-  check_dtype("token_loss_sum", "token_loss", token_loss, DType::f32);
-  check_rank("token_loss_sum", "token_loss", token_loss, 1, 1);
-  check_contiguous("token_loss_sum", "token_loss", token_loss);
+void token_loss_sum(Device& device, const Tensor& token_loss, Tensor sum) {
+  constexpr std::string_view op = "token_loss_sum";
+  check_rank(op, "token_loss", token_loss, 1, 1);
+  check_per_token(op, "token_loss", token_loss, DType::f32, token_loss.dim(0));
+  check_dtype(op, "sum", sum, DType::f64);
+  check_shape(op, "sum", sum, Shape({1}));
   const double elements = static_cast<double>(token_loss.numel());
-  double sum = 0;
-  device.run({"token_loss_sum", OpClass::memory, elements, 4.0 * elements}, [&] {
+  const int64_t scratch = device.targets_cuda() ? cuda::partial_sums_scratch() : 0;
+  device.run({op, OpClass::memory, elements, 4.0 * elements + 16, scratch}, [&] {
+    if (device.on_cuda()) return cuda::token_loss_sum(device, token_loss, sum);
     const float* loss = token_loss.data<float>();
-    for (int64_t i = 0; i < token_loss.dim(0); ++i) sum += static_cast<double>(loss[i]);
+    double total = 0;
+    for (int64_t i = 0; i < token_loss.dim(0); ++i) total += static_cast<double>(loss[i]);
+    *sum.data<double>() += total;
   });
-  return sum;
 }
 
 }  // namespace farspan

@@ -14,7 +14,8 @@ namespace farspan {
 
 // logits (T, V) f32, rows may be strided; targets (T) i32 in [-1, V); gradient_scale usually 1 / (number of targets of
 // the global batch); token_loss (T) f32; d_logits (T, V) f32 or bf16, undefined for evaluation; an f32 one may be
-// logits itself. Throws InternalError on misfits, DataError with index and id on a target outside [-1, V).
+// logits itself. Throws InternalError on misfits, DataError with index and id on a target outside [-1, V)
+// (on a CPU; a GPU ignores such targets).
 void cross_entropy(Device& device, Tensor logits, const Tensor& targets, double gradient_scale, Tensor token_loss,
                    Tensor d_logits);
 
@@ -41,7 +42,7 @@ void combine_statistics(Device& device, const Tensor& all, const Tensor& targets
 void vocabulary_gradient(Device& device, Tensor logits, const Tensor& targets, const VocabularyPart& part,
                          const Tensor& lse, double gradient_scale, Tensor d_logits);
 
-// Sum of token_loss (T) f32 in fp64, in a fixed order for any number of threads. 0 on the dry device.
-double token_loss_sum(Device& device, const Tensor& token_loss);
+// sum (1) f64 += token_loss (T) f32, in fp64 and in a fixed order for any number of threads.
+void token_loss_sum(Device& device, const Tensor& token_loss, Tensor sum);
 
 }  // namespace farspan

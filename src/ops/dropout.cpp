@@ -3,6 +3,7 @@
 
 #include "base/philox.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cuda/ops.h"
 #include "ops/operand_checks.h"
 
 namespace farspan {
@@ -35,6 +36,7 @@ void run_dropout(Device& device, std::string_view op, const Dropout& dropout, co
   const double bytes =
       static_cast<double>(z.bytes() + y.bytes() + (x.defined() ? x.bytes() : 0) + (draws ? token_index.bytes() : 0));
   device.run({op, OpClass::memory, flops, bytes}, [&] {
+    if (device.on_cuda()) return cuda::dropout_add(device, dropout, token_index, x, z, y);
     cpu::DropoutRows rows{.z = cpu::RowView(z), .y = cpu::RowView(y), .z_dtype = z.dtype(), .y_dtype = y.dtype()};
     rows.has_x = x.defined();
     if (x.defined()) {

@@ -7,6 +7,7 @@
 
 #include "base/math.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cuda/ops.h"
 #include "ops/operand_checks.h"
 
 namespace farspan {
@@ -67,6 +68,7 @@ void add(Device& device, const Tensor& a, const Tensor& b, Tensor y) {
   check_summand("y", y, y);
   const double bytes = static_cast<double>(a.bytes() + b.bytes() + y.bytes());
   device.run({"add", OpClass::memory, static_cast<double>(y.numel()), bytes}, [&] {
+    if (device.on_cuda()) return cuda::add(device, a, b, y);
     const bool flat = a.contiguous() && b.contiguous() && y.contiguous();
     const auto view = [flat](const Tensor& tensor) { return flat ? RowView::flat(tensor) : RowView(tensor); };
     const RowView from_a = view(a), from_b = view(b), to = view(y);
@@ -85,6 +87,7 @@ void cast(Device& device, const Tensor& x, Tensor y) {
                 "cast: {} to {}; possible are f32 to bf16, bf16 to f32 and copies", name_of(x.dtype()),
                 name_of(y.dtype()));
   device.run({"cast", OpClass::memory, 0, static_cast<double>(x.bytes() + y.bytes())}, [&] {
+    if (device.on_cuda()) return cuda::cast(device, x, y);
     const bool flat = x.contiguous() && y.contiguous();
     const RowView from = flat ? RowView::flat(x) : RowView(x), to = flat ? RowView::flat(y) : RowView(y);
     for_pieces(device, to, [&](int64_t row, int64_t column, int64_t count) {
@@ -96,6 +99,7 @@ void cast(Device& device, const Tensor& x, Tensor y) {
 void fill(Device& device, Tensor x, double value) {
   check_fill(x, value);
   device.run({"fill", OpClass::memory, 0, static_cast<double>(x.bytes())}, [&] {
+    if (device.on_cuda()) return cuda::fill(device, x, value);
     const RowView view = x.contiguous() ? RowView::flat(x) : RowView(x);
     for_pieces(device, view, [&](int64_t row, int64_t column, int64_t count) {
       char* to = view.raw(row, column);
@@ -117,6 +121,7 @@ void scale(Device& device, Tensor x, double factor) {
   check_view("scale", "x", x);
   check_dtype("scale", "x", x, DType::f32);
   device.run({"scale", OpClass::memory, static_cast<double>(x.numel()), static_cast<double>(2 * x.bytes())}, [&] {
+    if (device.on_cuda()) return cuda::scale(device, x, factor);
     const RowView view = x.contiguous() ? RowView::flat(x) : RowView(x);
     const float multiplier = static_cast<float>(factor);
     for_pieces(device, view, [&](int64_t row, int64_t column, int64_t count) {

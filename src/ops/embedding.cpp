@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cuda/ops.h"
+#include "ops/cuda/scratch.h"
 #include "ops/operand_checks.h"
 
 namespace farspan {
@@ -62,6 +64,7 @@ void embedding_forward(Device& device, const Tensor& tokens, const Tensor& weigh
   if (y.dtype() != DType::f32) check_dtype(op, "weight", weight, y.dtype());
   const double read = static_cast<double>(y.numel() * size_of(weight.dtype()) + tokens.bytes());
   device.run({op, OpClass::memory, 0, read + static_cast<double>(y.bytes())}, [&] {
+    if (device.on_cuda()) return cuda::embedding_forward(device, tokens, weight, part, y);
     check_tokens(op, tokens, part.vocabulary);
     const int32_t* ids = tokens.data<int32_t>();
     const cpu::RowView from(weight), to(y);
@@ -89,7 +92,10 @@ void embedding_backward(Device& device, const Tensor& tokens, const Tensor& d_y,
   check_dtype(op, "d_weight", d_weight, DType::f32);
   const double elements = static_cast<double>(d_y.numel());
   const double bytes = static_cast<double>(d_y.bytes() + tokens.bytes()) + 8.0 * elements;
-  device.run({op, OpClass::memory, elements, bytes}, [&] {
+  const int64_t scratch =
+      device.targets_cuda() ? cuda::embedding_backward_scratch(d_y.dim(0), d_weight.dim(0), d_y.dim(1)) : 0;
+  device.run({op, OpClass::memory, elements, bytes, scratch}, [&] {
+    if (device.on_cuda()) return cuda::embedding_backward(device, tokens, d_y, part, d_weight);
     check_tokens(op, tokens, part.vocabulary);
     const cpu::RowView rows(d_y), table(d_weight);
     // Threads share the columns: each visits all tokens in order, and no two write the same element.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token embedding. A token outside the vocabulary throws DataError that names its index and id, before anything is
-// written.
+// Token embedding. On a CPU a token outside the vocabulary throws DataError that names its index and id, before
+// anything is written; a GPU treats it as another rank's, see below.
 #pragma once
 
 #include "device/device.h"

@@ -7,17 +7,18 @@
 #include <fmt/format.h>
 #include <mutex>
 #include <set>
+#include <span>
 
 #include "device/parallel_for.h"
-#include "ops/cpu/gemm_problem.h"
+#include "ops/cpu/gemm.h"
+#include "ops/cpu/row_view.h"
+#include "ops/cuda/ops.h"
+#include "ops/cuda/scratch.h"
 #include "ops/operand_checks.h"
 #include "ops/ref/gemm.h"
 
 namespace farspan {
 namespace {
-
-using cpu::GemmOutcome;
-using cpu::GemmProblem;
 
 GemmOutcome run_reference(Device& device, const GemmProblem& problem) {
   parallel_for(device, problem.m, 1, [&](int64_t begin, int64_t end) { ref::gemm_rows(problem, begin, end); });
@@ -29,11 +30,21 @@ struct Implementation {
   GemmOutcome (*run)(Device&, const GemmProblem&);
 };
 
-constexpr std::array<Implementation, 3> kImplementations{{
+constexpr std::array<Implementation, 3> kCpuImplementations{{
     {"onednn", cpu::gemm_onednn},
     {"onednn_widened", cpu::gemm_widened},
     {"reference", run_reference},
 }};
+
+constexpr std::array<Implementation, 2> kCudaImplementations{{
+    {"cublaslt", cuda::gemm_cublaslt},
+    {"reference", cuda::gemm_reference},
+}};
+
+std::span<const Implementation> implementations_of(DeviceKind kind) {
+  if (kind == DeviceKind::cuda) return kCudaImplementations;
+  return kCpuImplementations;
+}
 
 bool verbose() {
   static const bool on = [] {
@@ -50,9 +61,14 @@ void print_once(const std::string& line) {
   if (printed.insert(line).second) fmt::print(stderr, "{}\n", line);
 }
 
+std::string_view addend_name(const GemmProblem& problem) {
+  if (problem.addend == nullptr) return "";
+  return problem.addend == problem.c ? " accumulate" : " residual";
+}
+
 void dispatch(Device& device, const GemmProblem& problem) {
   std::string declined;
-  for (const Implementation& implementation : kImplementations) {
+  for (const Implementation& implementation : implementations_of(device.kind())) {
     const GemmOutcome outcome = implementation.run(device, problem);
     if (!verbose()) {
       if (outcome.ran) return;
@@ -65,16 +81,34 @@ void dispatch(Device& device, const GemmProblem& problem) {
     print_once(fmt::format("farspan: gemm {} -> {} m={} n={} k={} a{} b{}{}: {} ({}){}", name_of(problem.operand_dtype),
                            name_of(problem.c_dtype), problem.m, problem.n, problem.k,
                            problem.a.column_stride == 1 ? "" : "^T", problem.b.column_stride == 1 ? "" : "^T",
-                           problem.accumulate == Accumulate::yes ? " accumulate" : "", implementation.name,
-                           outcome.detail, declined));
+                           addend_name(problem), implementation.name, outcome.detail, declined));
     return;
   }
 }
 
-void zero_rows(const GemmProblem& problem) {
-  for (int64_t row = 0; row < problem.m; ++row)
-    std::memset(static_cast<char*>(problem.c) + row * problem.c_row_stride * size_of(problem.c_dtype), 0,
-                static_cast<size_t>(problem.n * size_of(problem.c_dtype)));
+// The addend, or zero, becomes c.
+void start_rows(const GemmProblem& problem, int64_t begin, int64_t end) {
+  const int64_t element = size_of(problem.c_dtype);
+  const auto bytes = static_cast<size_t>(problem.n * element);
+  for (int64_t row = begin; row < end; ++row) {
+    char* const c = static_cast<char*>(problem.c) + row * problem.c_row_stride * element;
+    if (problem.addend == nullptr)
+      std::memset(c, 0, bytes);
+    else
+      std::memcpy(c, static_cast<const char*>(problem.addend) + row * problem.addend_row_stride * element, bytes);
+  }
+}
+
+// CPU implementations add to c, so an addend that lies elsewhere is copied there first.
+void run_on_cpu(Device& device, GemmProblem problem) {
+  const bool only_start = problem.k == 0;
+  if (problem.addend != problem.c && (problem.addend != nullptr || only_start)) {
+    parallel_for(device, problem.m, cpu::row_grain(problem.n),
+                 [&](int64_t begin, int64_t end) { start_rows(problem, begin, end); });
+    problem.addend = problem.c;
+    problem.addend_row_stride = problem.c_row_stride;
+  }
+  if (!only_start) dispatch(device, problem);
 }
 
 void check_operand(std::string_view op, std::string_view operand, const Tensor& tensor) {
@@ -104,14 +138,17 @@ void check_operands(std::string_view op, const OperandNames& names, const Tensor
 }
 
 // The stride of a dimension of size 1 means nothing and may be anything; a dense one is put in its place.
-cpu::GemmOperand operand_of(const Tensor& tensor, Transpose transpose) {
-  const int64_t row_stride = tensor.dim(0) == 1 ? tensor.dim(1) : tensor.stride(0);
+int64_t row_stride_of(const Tensor& tensor) { return tensor.dim(0) == 1 ? tensor.dim(1) : tensor.stride(0); }
+
+GemmOperand operand_of(const Tensor& tensor, Transpose transpose) {
+  const int64_t row_stride = row_stride_of(tensor);
   if (transpose == Transpose::yes) return {tensor.raw(), 1, row_stride};
   return {tensor.raw(), row_stride, 1};
 }
 
+// `addend`: null, or of c's shape and type.
 void run_gemm(Device& device, std::string_view op, const OperandNames& names, const Tensor& a, Transpose transpose_a,
-              const Tensor& b, Transpose transpose_b, const Tensor& c, Accumulate accumulate) {
+              const Tensor& b, Transpose transpose_b, const Tensor& c, const Tensor* addend) {
   check_operands(op, names, a, transpose_a, b, transpose_b, c);
   GemmProblem problem;
   problem.m = c.dim(0);
@@ -121,49 +158,64 @@ void run_gemm(Device& device, std::string_view op, const OperandNames& names, co
   problem.b = operand_of(b, transpose_b);
   problem.operand_dtype = a.dtype();
   problem.c = c.raw();
-  problem.c_row_stride = c.dim(0) == 1 ? c.dim(1) : c.stride(0);
+  problem.c_row_stride = row_stride_of(c);
   problem.c_dtype = c.dtype();
-  problem.accumulate = accumulate;
+  if (addend != nullptr) {
+    problem.addend = addend->raw();
+    problem.addend_row_stride = row_stride_of(*addend);
+  }
 
   const double flops =
       2.0 * static_cast<double>(problem.m) * static_cast<double>(problem.n) * static_cast<double>(problem.k);
-  const int64_t c_passes = accumulate == Accumulate::yes ? 2 : 1;
+  const int64_t c_passes = addend != nullptr ? 2 : 1;
   const double bytes = static_cast<double>(a.bytes() + b.bytes() + c_passes * c.bytes());
-  device.run({op, OpClass::gemm, flops, bytes}, [&] {
+  const int64_t scratch_bytes = device.targets_cuda() ? cuda::kGemmScratchBytes : 0;
+  device.run({op, OpClass::gemm, flops, bytes, scratch_bytes}, [&] {
     if (problem.m == 0 || problem.n == 0) return;
-    if (problem.k == 0) {
-      if (accumulate == Accumulate::no) zero_rows(problem);
-      return;
-    }
-    dispatch(device, problem);
+    if (device.on_cuda()) return dispatch(device, problem);
+    run_on_cpu(device, problem);
   });
 }
+
+const Tensor* addend_of(const Tensor& c, Accumulate accumulate) { return accumulate == Accumulate::yes ? &c : nullptr; }
 
 }  // namespace
 
 void gemm(Device& device, const Tensor& a, Transpose transpose_a, const Tensor& b, Transpose transpose_b, Tensor c,
           Accumulate accumulate) {
-  run_gemm(device, "gemm", {"a", "b", "c"}, a, transpose_a, b, transpose_b, c, accumulate);
+  run_gemm(device, "gemm", {"a", "b", "c"}, a, transpose_a, b, transpose_b, c, addend_of(c, accumulate));
 }
 
 void linear_forward(Device& device, const Tensor& x, const Tensor& weight, Tensor y) {
-  run_gemm(device, "linear_forward", {"x", "weight", "y"}, x, Transpose::no, weight, Transpose::yes, y, Accumulate::no);
+  run_gemm(device, "linear_forward", {"x", "weight", "y"}, x, Transpose::no, weight, Transpose::yes, y, nullptr);
+}
+
+void linear_forward(Device& device, const Tensor& x, const Tensor& weight, const Tensor& residual, Tensor y) {
+  check_dtype("linear_forward", "residual", residual, y.dtype());
+  check_shape("linear_forward", "residual", residual, y.shape());
+  check_dense_rows("linear_forward", "residual", residual);
+  run_gemm(device, "linear_forward", {"x", "weight", "y"}, x, Transpose::no, weight, Transpose::yes, y, &residual);
 }
 
 void linear_backward_input(Device& device, const Tensor& d_y, const Tensor& weight, Tensor d_x, Accumulate accumulate) {
   run_gemm(device, "linear_backward_input", {"d_y", "weight", "d_x"}, d_y, Transpose::no, weight, Transpose::no, d_x,
-           accumulate);
+           addend_of(d_x, accumulate));
 }
 
-void linear_backward_weight(Device& device, const Tensor& d_y, const Tensor& x, Tensor d_weight) {
+void linear_backward_weight(Device& device, const Tensor& d_y, const Tensor& x, Tensor d_weight,
+                            Accumulate accumulate) {
   check_dtype("linear_backward_weight", "d_weight", d_weight, DType::f32);
   run_gemm(device, "linear_backward_weight", {"d_y", "x", "d_weight"}, d_y, Transpose::yes, x, Transpose::no, d_weight,
-           Accumulate::yes);
+           addend_of(d_weight, accumulate));
 }
 
-std::vector<std::string> gemm_implementations() {
+void set_gemm_choice(Device& device, GemmChoice choice) {
+  if (device.on_cuda()) cuda::set_gemm_choice(device, choice);
+}
+
+std::vector<std::string> gemm_implementations(DeviceKind kind) {
   std::vector<std::string> names;
-  for (const Implementation& implementation : kImplementations) names.emplace_back(implementation.name);
+  for (const Implementation& implementation : implementations_of(kind)) names.emplace_back(implementation.name);
   return names;
 }
 

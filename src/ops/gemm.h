@@ -25,14 +25,25 @@ void gemm(Device& device, const Tensor& a, Transpose transpose_a, const Tensor& 
 // y (T, O) = x (T, I) weight (O, I)^T
 void linear_forward(Device& device, const Tensor& x, const Tensor& weight, Tensor y);
 
+// y (T, O) = x (T, I) weight (O, I)^T + residual (T, O), which is of y's type; y itself, or apart from it
+void linear_forward(Device& device, const Tensor& x, const Tensor& weight, const Tensor& residual, Tensor y);
+
 // d_x (T, I) = d_y (T, O) weight (O, I), plus d_x itself when accumulating
 void linear_backward_input(Device& device, const Tensor& d_y, const Tensor& weight, Tensor d_x, Accumulate accumulate);
 
-// d_weight (O, I) f32 += d_y (T, O)^T x (T, I)
-void linear_backward_weight(Device& device, const Tensor& d_y, const Tensor& x, Tensor d_weight);
+// d_weight (O, I) f32 = d_y (T, O)^T x (T, I), plus d_weight itself when accumulating
+void linear_backward_weight(Device& device, const Tensor& d_y, const Tensor& x, Tensor d_weight, Accumulate accumulate);
 
-// The implementations in the order they are tried; the first that does not decline runs. FARSPAN_VERBOSE=1 in the
-// environment prints, once per distinct choice, which ran and why those before it declined.
-std::vector<std::string> gemm_implementations();
+// How a CUDA device chooses among the algorithms that its library offers for a product. They sum in different orders,
+// each always in the same one.
+//   timed      the fastest, measured once when a device first meets a product of that shape, which waits for the device
+//   heuristic  the library's first; so the same bits in every run on the same kind of GPU
+enum class GemmChoice { timed, heuristic };
+// For the products the device has not met yet; timed where nothing is said. A CPU has one way only.
+void set_gemm_choice(Device& device, GemmChoice choice);
+
+// The implementations of a kind of device in the order they are tried; the first that does not decline runs.
+// FARSPAN_VERBOSE=1 in the environment prints, once per distinct choice, which ran and why those before it declined.
+std::vector<std::string> gemm_implementations(DeviceKind kind);
 
 }  // namespace farspan

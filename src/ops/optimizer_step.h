@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// One optimizer step over one parameter. All tensors have one shape and are contiguous; gradient, weight, m and v are
-// f32; compute_weight is the copy that the model reads, f32 or bf16, rewritten from the new weight, or undefined.
+// One optimizer step over one parameter or many. All tensors have one shape and are contiguous; gradient, weight, m and
+// v are f32; compute_weight is the copy that the model reads, f32 or bf16, rewritten from the new weight, or undefined.
 // Throws InternalError on misfits.
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "device/device.h"
 #include "tensor/tensor.h"
@@ -28,6 +29,15 @@ struct AdamWStep {
 };
 void adamw_step(Device& device, const AdamWStep& adamw, const Tensor& gradient, Tensor weight, Tensor m, Tensor v,
                 Tensor compute_weight);
+
+// The same over many parameters at once, each with its own decay: on a GPU a few kernels in all, where one each would
+// spend more time on launches than on the small ones. adamw.weight_decay is not read.
+struct AdamWTensors {
+  Tensor gradient, weight, m, v;
+  Tensor compute_weight;  // or undefined
+  double weight_decay = 0;
+};
+void adamw_step_many(Device& device, const AdamWStep& adamw, std::span<const AdamWTensors> tensors);
 
 // Plain gradient descent:  w = w * (1 - lr * weight_decay) - lr * gradient * gradient_scale
 struct SgdStep {

@@ -6,6 +6,8 @@
 
 #include "base/math.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cuda/ops.h"
+#include "ops/cuda/scratch.h"
 #include "ops/operand_checks.h"
 
 namespace farspan {
@@ -44,6 +46,7 @@ void rms_norm_forward(Device& device, const Tensor& x, const Tensor& weight, dou
   const double flops = 4.0 * static_cast<double>(x.numel());
   const double bytes = static_cast<double>(x.bytes() + y.bytes() + weight.bytes() + rstd.bytes());
   device.run({"rms_norm_forward", OpClass::memory, flops, bytes}, [&] {
+    if (device.on_cuda()) return cuda::rms_norm_forward(device, x, weight, epsilon, y, rstd);
     const cpu::RmsNormForward norm{cpu::RowView(x), cpu::RowView(y), x.dtype(),         weight.raw(),
                                    weight.dtype(),  epsilon,         rstd.data<float>()};
     parallel_for(device, norm.x.rows(), cpu::row_grain(norm.x.columns()),
@@ -63,7 +66,9 @@ void rms_norm_backward(Device& device, const Tensor& d_y, const Tensor& x, const
   const int64_t d_x_passes = accumulate_d_x == Accumulate::yes ? 2 : 1;
   const double bytes = static_cast<double>(d_y.bytes() + x.bytes() + d_x_passes * d_x.bytes() + weight.bytes() +
                                            rstd.bytes() + 2 * d_weight.bytes());
-  device.run({"rms_norm_backward", OpClass::memory, flops, bytes}, [&] {
+  const int64_t scratch = device.targets_cuda() ? cuda::rms_norm_backward_scratch(rstd.numel(), x.dim(-1)) : 0;
+  device.run({"rms_norm_backward", OpClass::memory, flops, bytes, scratch}, [&] {
+    if (device.on_cuda()) return cuda::rms_norm_backward(device, d_y, x, weight, rstd, d_x, accumulate_d_x, d_weight);
     const cpu::RmsNormBackward norm{cpu::RowView(d_y), cpu::RowView(x), cpu::RowView(d_x),  x.dtype(),
                                     weight.raw(),      weight.dtype(),  rstd.data<float>(), accumulate_d_x};
     const int64_t rows = norm.x.rows(), columns = norm.x.columns();

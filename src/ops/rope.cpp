@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cuda/ops.h"
 #include "ops/operand_checks.h"
 
 namespace farspan {
@@ -127,6 +128,7 @@ void rope_table(Device& device, const Tensor& positions, std::span<const double>
   const double elements = static_cast<double>(table.numel());
   const double bytes = static_cast<double>(positions.bytes() + table.bytes());
   device.run({"rope_table", OpClass::memory, elements, bytes}, [&] {
+    if (device.on_cuda()) return cuda::rope_table(device, positions, inverse_frequencies, attention_factor, table);
     // A sine costs some 20 ns: a few hundred of them repay a thread.
     const int64_t grain = std::max<int64_t>(1, 512 / std::max<int64_t>(1, pairs));
     parallel_for(device, positions.dim(0), grain, [&](int64_t begin, int64_t end) {
@@ -155,6 +157,7 @@ void rope_apply(Device& device, const Tensor& table, RopeStyle style, RopeDirect
   const double flops = 3.0 * static_cast<double>(x.numel());
   const double bytes = static_cast<double>(2 * x.bytes() + table.bytes());
   device.run({"rope_apply", OpClass::memory, flops, bytes}, [&] {
+    if (device.on_cuda()) return cuda::rope_apply(device, table, style, direction, x);
     const float sign = direction == RopeDirection::forward ? 1.0f : -1.0f;
     const int64_t heads = x.dim(1);
     parallel_for(device, x.dim(0), cpu::row_grain(heads * x.dim(2)), [&](int64_t begin, int64_t end) {

@@ -2,6 +2,7 @@
 #include "ops/swiglu.h"
 
 #include "ops/cpu/kernels.h"
+#include "ops/cuda/ops.h"
 #include "ops/operand_checks.h"
 
 namespace farspan {
@@ -21,6 +22,27 @@ void check_gate_up(std::string_view op, const Tensor& gate_up) {
   FARSPAN_CHECK(gate_up.dim(1) % 2 == 0, "{}: gate_up has {} columns, expected an even number", op, gate_up.dim(1));
 }
 
+// y undefined: not written.
+void run_backward(Device& device, std::string_view op, const Tensor& gate_up, const Tensor& d_y,
+                  const Tensor& d_gate_up, const Tensor& y) {
+  check_gate_up(op, gate_up);
+  const Shape shape({gate_up.dim(0), gate_up.dim(1) / 2});
+  check_operand(op, "d_y", d_y, shape, gate_up.dtype());
+  check_operand(op, "d_gate_up", d_gate_up, gate_up.shape(), gate_up.dtype());
+  if (y.defined()) check_operand(op, "y", y, shape, gate_up.dtype());
+  const double flops = (y.defined() ? 12.0 : 11.0) * static_cast<double>(d_y.numel());
+  const double bytes =
+      static_cast<double>(gate_up.bytes() + d_y.bytes() + d_gate_up.bytes() + (y.defined() ? y.bytes() : 0));
+  device.run({op, OpClass::memory, flops, bytes}, [&] {
+    if (device.on_cuda()) return cuda::swiglu_backward(device, gate_up, d_y, d_gate_up, y);
+    cpu::SwiGlu swiglu{cpu::RowView(gate_up), cpu::RowView(d_y), cpu::RowView(d_gate_up), d_y.dtype()};
+    swiglu.has_y = y.defined();
+    if (y.defined()) swiglu.y = cpu::RowView(y);
+    parallel_for(device, d_y.dim(0), cpu::row_grain(d_y.dim(1)),
+                 [&](int64_t begin, int64_t end) { cpu::swiglu_backward(swiglu, begin, end); });
+  });
+}
+
 }  // namespace
 
 void swiglu_forward(Device& device, const Tensor& gate_up, Tensor y) {
@@ -29,6 +51,7 @@ void swiglu_forward(Device& device, const Tensor& gate_up, Tensor y) {
   const double flops = 5.0 * static_cast<double>(y.numel());
   const double bytes = static_cast<double>(gate_up.bytes() + y.bytes());
   device.run({"swiglu_forward", OpClass::memory, flops, bytes}, [&] {
+    if (device.on_cuda()) return cuda::swiglu_forward(device, gate_up, y);
     const cpu::SwiGlu swiglu{cpu::RowView(gate_up), {}, cpu::RowView(y), y.dtype()};
     parallel_for(device, y.dim(0), cpu::row_grain(y.dim(1)),
                  [&](int64_t begin, int64_t end) { cpu::swiglu_forward(swiglu, begin, end); });
@@ -36,16 +59,11 @@ void swiglu_forward(Device& device, const Tensor& gate_up, Tensor y) {
 }
 
 void swiglu_backward(Device& device, const Tensor& gate_up, const Tensor& d_y, Tensor d_gate_up) {
-  check_gate_up("swiglu_backward", gate_up);
-  check_operand("swiglu_backward", "d_y", d_y, Shape({gate_up.dim(0), gate_up.dim(1) / 2}), gate_up.dtype());
-  check_operand("swiglu_backward", "d_gate_up", d_gate_up, gate_up.shape(), gate_up.dtype());
-  const double flops = 11.0 * static_cast<double>(d_y.numel());
-  const double bytes = static_cast<double>(gate_up.bytes() + d_y.bytes() + d_gate_up.bytes());
-  device.run({"swiglu_backward", OpClass::memory, flops, bytes}, [&] {
-    const cpu::SwiGlu swiglu{cpu::RowView(gate_up), cpu::RowView(d_y), cpu::RowView(d_gate_up), d_y.dtype()};
-    parallel_for(device, d_y.dim(0), cpu::row_grain(d_y.dim(1)),
-                 [&](int64_t begin, int64_t end) { cpu::swiglu_backward(swiglu, begin, end); });
-  });
+  run_backward(device, "swiglu_backward", gate_up, d_y, d_gate_up, Tensor());
+}
+
+void swiglu_backward_and_output(Device& device, const Tensor& gate_up, const Tensor& d_y, Tensor d_gate_up, Tensor y) {
+  run_backward(device, "swiglu_backward_and_output", gate_up, d_y, d_gate_up, y);
 }
 
 }  // namespace farspan

@@ -17,4 +17,8 @@ void swiglu_forward(Device& device, const Tensor& gate_up, Tensor y);
 // gate_up (T, 2F), d_y (T, F), d_gate_up (T, 2F), which may be gate_up itself.
 void swiglu_backward(Device& device, const Tensor& gate_up, const Tensor& d_y, Tensor d_gate_up);
 
+// The same, and y (T, F) as forward gives it, for a weight gradient that is still to come: where y was not kept this
+// reads gate_up once less. y may be d_y.
+void swiglu_backward_and_output(Device& device, const Tensor& gate_up, const Tensor& d_y, Tensor d_gate_up, Tensor y);
+
 }  // namespace farspan

@@ -2,6 +2,7 @@
 #include "optim/optimizer.h"
 
 #include <cmath>
+#include <vector>
 
 #include "ops/optimizer_step.h"
 #include "optim/schedule.h"
@@ -25,21 +26,24 @@ OptimizerStep::OptimizerStep(const OptimizerConfig& config, int64_t step, int64_
   result_.skipped = !std::isfinite(gradient_norm);
 }
 
-void OptimizerStep::apply(Device& device, const UpdateOperands& operands, bool decay) const {
-  const double weight_decay = decay ? config_.weight_decay : 0.0;
+void OptimizerStep::apply(Device& device, std::span<const UpdateOperands> operands) const {
+  const auto weight_decay = [&](const UpdateOperands& x) { return x.decay ? config_.weight_decay : 0.0; };
   if (config_.optimizer == OptimizerKind::adamw) {
     const AdamWStep adamw = {.lr = result_.learning_rate,
                              .beta1 = config_.adam_beta1,
                              .beta2 = config_.adam_beta2,
                              .epsilon = config_.adam_eps,
-                             .weight_decay = weight_decay,
                              .step = updates_ + 1,
                              .gradient_scale = factor_};
-    adamw_step(device, adamw, operands.gradient, operands.master, operands.first_moment, operands.second_moment,
-               operands.compute);
+    std::vector<AdamWTensors> tensors;
+    for (const UpdateOperands& x : operands)
+      tensors.push_back({x.gradient, x.master, x.first_moment, x.second_moment, x.compute, weight_decay(x)});
+    adamw_step_many(device, adamw, tensors);
   } else {
-    const SgdStep sgd = {.lr = result_.learning_rate, .weight_decay = weight_decay, .gradient_scale = factor_};
-    sgd_step(device, sgd, operands.gradient, operands.master, operands.compute);
+    for (const UpdateOperands& x : operands) {
+      const SgdStep sgd = {.lr = result_.learning_rate, .weight_decay = weight_decay(x), .gradient_scale = factor_};
+      sgd_step(device, sgd, x.gradient, x.master, x.compute);
+    }
   }
 }
 

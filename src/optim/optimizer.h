@@ -4,6 +4,8 @@
 // Sources: Loshchilov and Hutter, AdamW (2019), algorithm 2; Pascanu et al. (2013) for clipping by the global norm.
 #pragma once
 
+#include <span>
+
 #include "config/config.h"
 #include "device/device.h"
 #include "tensor/tensor.h"
@@ -23,6 +25,7 @@ struct UpdateOperands {
   Tensor first_moment;   // f32; undefined for SGD
   Tensor second_moment;  // f32
   Tensor compute;        // the copy that layers read, rewritten from the new master; undefined where they read another
+  bool decay = true;     // weight decay falls on it
 };
 
 class OptimizerStep {
@@ -32,8 +35,8 @@ class OptimizerStep {
   OptimizerStep(const OptimizerConfig& config, int64_t step, int64_t updates, double gradient_norm);
 
   const UpdateResult& result() const { return result_; }
-  // Updates elements of one parameter. Not to be called when result().skipped.
-  void apply(Device& device, const UpdateOperands& operands, bool decay) const;
+  // Updates elements of parameters. Not to be called when result().skipped.
+  void apply(Device& device, std::span<const UpdateOperands> operands) const;
 
  private:
   const OptimizerConfig& config_;

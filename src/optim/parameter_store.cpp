@@ -5,6 +5,7 @@
 #include <cmath>
 #include <exception>
 
+#include "device/host_access.h"
 #include "ops/elementwise.h"
 #include "ops/norms.h"
 
@@ -78,7 +79,8 @@ ParameterStore::ParameterStore(const Config& config, const ParameterTable& table
       dtype_(compute_dtype(config.training.precision)),
       open_(table.units().size()),
       unit_gradient_(table.units().size()),
-      uses_left_(table.units().size()) {
+      uses_left_(table.units().size()),
+      begun_(table.units().size()) {
   if (!sharded_) stage_ = 0;
   FARSPAN_CHECK(!sharded_ || table.share().shards == group_.size(), "parameter store: a table for {} shards, {} ranks",
                 table.share().shards, group_.size());
@@ -95,6 +97,7 @@ ParameterStore::ParameterStore(const Config& config, const ParameterTable& table
     compute_shard_ = take("weights.compute_shard", dtype_, part, Purpose::weights);
   if (stage_ <= 1) gradients_ = take("gradients", DType::f32, whole, Purpose::gradients);
   if (sharded_) gradient_shard_ = take("gradients.shard", DType::f32, part, Purpose::gradients);
+  square_sum_ = take("gradients.square_sum", DType::f64, {1}, Purpose::gradients);
   if (config.optimizer.optimizer == OptimizerKind::adamw) {
     first_moment_ = take("optimizer.first_moment", DType::f32, part, Purpose::optimizer);
     second_moment_ = take("optimizer.second_moment", DType::f32, part, Purpose::optimizer);
@@ -161,17 +164,22 @@ void ParameterStore::close_weights(size_t unit) {
 }
 
 void ParameterStore::initialise(int64_t seed) {
-  for (const Buffer* buffer : {&master_, &first_moment_, &second_moment_})
-    if (buffer->taken()) fill(device_, buffer->tensor(), 0);  // the padding between parameters too
+  // The padding between parameters too, which nothing else writes.
+  for (const Buffer* buffer : {&master_, &gradients_, &first_moment_, &second_moment_})
+    if (buffer->taken()) fill(device_, buffer->tensor(), 0);
   if (!device_.dry()) {
     for (const Parameter& parameter : table().parameters()) {
       const HeldRange range = held(parameter);
-      if (range.length() > 0)
-        initialise_part(device_, parameter, seed, range.part_begin, range.part_end,
-                        master_.tensor().data<float>() + range.at);
+      if (range.length() > 0) initialise_held(parameter, seed, range);
     }
   }
   distribute_weights();
+}
+
+void ParameterStore::initialise_held(const Parameter& parameter, int64_t seed, const HeldRange& range) {
+  HostFilled values(device_, master_.tensor().slice(0, range.at, range.at + range.length()));
+  initialise_part(device_, parameter, seed, range.part_begin, range.part_end, values.tensor().data<float>());
+  values.send();
 }
 
 void ParameterStore::distribute_weights() {
@@ -191,17 +199,36 @@ void ParameterStore::distribute_weights() {
 // --- Gradients. ---
 
 void ParameterStore::begin_step(int64_t micro_batches) {
-  fill(device_, stage_ <= 1 ? gradients_.tensor() : gradient_shard_.tensor(), 0);
+  if (stage_ >= 2) fill(device_, gradient_shard_.tensor(), 0);
+  begun_.assign(begun_.size(), false);
   for (size_t unit = 0; unit < uses_left_.size(); ++unit)
     uses_left_[unit] = micro_batches * table().units()[unit].gradient_uses;
 }
 
-Tensor ParameterStore::open_gradient(size_t unit) {
-  if (stage_ <= 1) return unit_of(gradients_, unit);
+ParameterAccess::Gradient ParameterStore::open_gradient(size_t unit) {
+  if (stage_ <= 1) {
+    const Accumulate use = begun_[unit] ? Accumulate::yes : Accumulate::no;
+    begun_[unit] = true;
+    return {unit_of(gradients_, unit), use};
+  }
   Buffer& whole = unit_gradient_[unit];
   whole = arena_.take("gradients.unit", DType::f32, {table().units()[unit].length()}, Purpose::gradients);
-  fill(device_, whole.tensor(), 0);
-  return whole.tensor();
+  clear_padding(unit, whole);
+  return {whole.tensor(), Accumulate::no};
+}
+
+// What lies between a unit's parameters and behind them, which no layer writes.
+void ParameterStore::clear_padding(size_t unit, const Tensor& flat) {
+  const ParameterUnit& place = table().units()[unit];
+  int64_t end = 0;
+  const auto clear_until = [&](int64_t begin) {
+    if (begin > end) fill(device_, flat.slice(0, end, begin), 0);
+  };
+  for (const Parameter& parameter : table().parameters_of(place)) {
+    clear_until(parameter.offset - place.begin);
+    end = parameter.offset - place.begin + parameter.shape.numel();
+  }
+  clear_until(place.length());
 }
 
 void ParameterStore::close_gradient(size_t unit) {
@@ -238,8 +265,10 @@ void ParameterStore::start_reduce(size_t unit) {
 
 void ParameterStore::reduce_gradients() {
   if (stage_ <= 1)
-    for (size_t unit = 0; unit < open_.size(); ++unit)
+    for (size_t unit = 0; unit < open_.size(); ++unit) {
+      if (!begun_[unit]) fill(device_, unit_of(gradients_, unit), 0);
       if (uses_left_[unit] != kSummed) start_reduce(unit);
+    }
   for (Work& work : reductions_) work.wait();
   reductions_.clear();
   const ProgramScope program(arena_, "gradient sums");
@@ -297,14 +326,18 @@ void ParameterStore::sum_tied_embedding() {
 // --- Norm and update. ---
 
 double ParameterStore::owned_sum_of_squares() {
-  double sum = 0;
+  std::vector<Tensor> views;
   for (const Parameter& parameter : table().parameters()) {
     for (const Section& section : parameter.sections) {
       if (!section.owned) continue;
       const Tensor view = held_view(reduced_gradients(), held(parameter), elements_of(parameter, section));
-      if (view.defined()) sum += sum_of_squares(device_, view);
+      if (view.defined()) views.push_back(view);
     }
   }
+  double sum = 0;
+  copy_to_device(device_, &sum, square_sum_.tensor().raw(), square_sum_.tensor().bytes());
+  sum_of_squares(device_, views, square_sum_);
+  copy_to_host(device_, square_sum_.tensor().raw(), &sum, square_sum_.tensor().bytes());
   return sum;
 }
 
@@ -324,20 +357,21 @@ UpdateResult ParameterStore::update(int64_t step, int64_t updates) {
   const Tensor copies = compute_shard_.taken()         ? compute_shard_.tensor()
                         : !gathers && compute_.taken() ? compute_.tensor()
                                                        : Tensor();
+  std::vector<UpdateOperands> operands;
   for (const Parameter& parameter : table().parameters()) {
     const HeldRange range = held(parameter);
     const auto view = [&](const Tensor& state) {
       return state.defined() ? held_view(state, range, {0, parameter.shape.numel()}) : Tensor();
     };
     if (range.length() == 0) continue;
-    rule.apply(device_,
-               {.gradient = view(reduced_gradients()),
-                .master = view(master_),
-                .first_moment = view(first_moment_),
-                .second_moment = view(second_moment_),
-                .compute = view(copies)},
-               parameter.decay);
+    operands.push_back({.gradient = view(reduced_gradients()),
+                        .master = view(master_),
+                        .first_moment = view(first_moment_),
+                        .second_moment = view(second_moment_),
+                        .compute = view(copies),
+                        .decay = parameter.decay});
   }
+  rule.apply(device_, operands);
   if (gathers) distribute_weights();
   return rule.result();
 }
@@ -362,7 +396,8 @@ void ParameterStore::visit_units(StateKind kind, const std::function<void(const 
   const Tensor source = state(kind);
   if (!source.defined()) return;
   if (!sharded_) {
-    for (size_t unit = 0; unit < open_.size(); ++unit) body(table().units()[unit], unit_of(source, unit));
+    for (size_t unit = 0; unit < open_.size(); ++unit)
+      body(table().units()[unit], HostValues(device_, unit_of(source, unit)).tensor());
     return;
   }
   const ProgramScope program(arena_, "gather state");
@@ -370,7 +405,7 @@ void ParameterStore::visit_units(StateKind kind, const std::function<void(const 
     const Buffer whole =
         arena_.take("state.unit", DType::f32, {table().units()[unit].length()}, Purpose::communication);
     group_.all_gather(shard_of(source, unit), whole.tensor(), "state").wait();
-    body(table().units()[unit], whole);
+    body(table().units()[unit], HostValues(device_, whole).tensor());
   }
 }
 

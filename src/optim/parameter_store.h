@@ -54,7 +54,7 @@ class ParameterStore final : public ParameterAccess {
   void expect_weights(size_t unit) override;
   Tensor open_weights(size_t unit) override;
   void close_weights(size_t unit) override;
-  Tensor open_gradient(size_t unit) override;
+  Gradient open_gradient(size_t unit) override;
   void close_gradient(size_t unit) override;
 
   // Start values, or zeros for moments; then the copies that layers read are made.
@@ -86,6 +86,7 @@ class ParameterStore final : public ParameterAccess {
   Tensor shard_of(const Tensor& shards_flat, size_t unit) const;
   Tensor compute_weights() const { return compute_.taken() ? compute_.tensor() : master_.tensor(); }
   Tensor reduced_gradients() const { return sharded_ ? gradient_shard_.tensor() : gradients_.tensor(); }
+  void clear_padding(size_t unit, const Tensor& flat);
   void gather_weights(size_t unit);
   void wait_for_weights(size_t unit);
   void start_reduce(size_t unit);
@@ -94,6 +95,7 @@ class ParameterStore final : public ParameterAccess {
   void sum_shared_heads();
   void sum_tied_embedding();
   double owned_sum_of_squares();
+  void initialise_held(const Parameter& parameter, int64_t seed, const HeldRange& range);
 
   const Config& config_;
   RankContext& context_;
@@ -110,6 +112,7 @@ class ParameterStore final : public ParameterAccess {
   Buffer compute_shard_;   // (N / shards): what is gathered from while the next step begins (overlap_param_gather)
   Buffer gradients_;       // f32 (N), stages 0 and 1
   Buffer gradient_shard_;  // f32 (N / shards), from stage 1 on
+  Buffer square_sum_;      // f64 (1): of the gradients
   Buffer first_moment_;    // f32 (N / shards)
   Buffer second_moment_;
 
@@ -122,6 +125,7 @@ class ParameterStore final : public ParameterAccess {
   std::vector<Buffer> unit_gradient_;         // stages 2 and 3, while open
   std::unique_ptr<PendingGradient> pending_;  // stages 2 and 3: the last closed one
   std::vector<int64_t> uses_left_;  // stages 0 and 1: closes until a unit's gradient is complete; below 0: summed
+  std::vector<bool> begun_;         // stages 0 and 1: the unit's gradient holds something of this step
   std::vector<Work> reductions_;    // stages 0 and 1: started in this step
 };
 

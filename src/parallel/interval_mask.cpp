@@ -9,6 +9,7 @@
 #include "parallel/interval_mask.h"
 
 #include <algorithm>
+#include <array>
 
 #include "base/error.h"
 
@@ -21,6 +22,8 @@ struct ClampedLine {
   int64_t high = 0;
 
   int64_t at(int64_t q) const { return std::clamp(q + offset, low, high); }
+  int64_t first_moving() const { return low - offset; }  // the query after which it rises
+  int64_t first_level() const { return high - offset; }  // and from which on it does not
 
   // Where [keys.begin, keys.end) is cut by this line: how many of those keys lie below it.
   ClampedLine keys_below(Span keys) const {
@@ -31,8 +34,8 @@ struct ClampedLine {
 
   // Sum of at(q) over q in [queries.begin, queries.end).
   int64_t sum(Span queries) const {
-    const int64_t rise = std::clamp(low - offset, queries.begin, queries.end);  // first q that may exceed low
-    const int64_t level = std::clamp(high - offset, rise, queries.end);         // first q that has reached high
+    const int64_t rise = std::clamp(first_moving(), queries.begin, queries.end);  // first q that may exceed low
+    const int64_t level = std::clamp(first_level(), rise, queries.end);         // first q that has reached high
     const int64_t steps = level - rise;
     int64_t total = (rise - queries.begin) * low + (queries.end - level) * high;
     total += steps * (rise + offset);
@@ -40,6 +43,12 @@ struct ClampedLine {
     return total;
   }
 };
+
+// Whether `next`, which comes right behind `run`, goes on as it does.
+bool continues(const VisibleRun& run, const VisibleRun& next) {
+  return next.lo == run.lo + run.count * run.lo_step && next.hi == run.hi + run.count * run.hi_step &&
+         (next.count == 1 || (next.lo_step == run.lo_step && next.hi_step == run.hi_step));
+}
 
 struct VisibleEnds {
   ClampedLine lo;
@@ -63,6 +72,29 @@ VisibleEnds ends_of(Span document, const MaskRule& rule) {
 // The first document that ends after `position`.
 std::vector<Span>::const_iterator first_after(const std::vector<Span>& documents, int64_t position) {
   return std::partition_point(documents.begin(), documents.end(), [&](Span d) { return d.end <= position; });
+}
+
+// Adds the runs of these queries, which are all of one document, counted from query `origin`.
+void append_runs(const VisibleEnds& ends, Span queries, int64_t origin, std::vector<VisibleRun>& runs) {
+  std::array<int64_t, 6> at{queries.begin, queries.end, ends.lo.first_moving(), ends.lo.first_level(), ends.hi.first_moving(),
+                            ends.hi.first_level()};
+  for (int64_t& q : at) q = std::clamp(q, queries.begin, queries.end);
+  std::sort(at.begin(), at.end());
+  const size_t first_run = runs.size();
+  for (size_t i = 0; i + 1 < at.size(); ++i) {
+    const int64_t q = at[i];
+    const int64_t count = at[i + 1] - q;
+    if (count == 0) continue;
+    VisibleRun run{q - origin, count, ends.lo.at(q), ends.hi.at(q), 0, 0};
+    if (count > 1) {
+      run.lo_step = static_cast<int>(ends.lo.at(q + 1) - run.lo);
+      run.hi_step = static_cast<int>(ends.hi.at(q + 1) - run.hi);
+    }
+    if (runs.size() > first_run && continues(runs.back(), run))
+      runs.back().count += count;
+    else
+      runs.push_back(run);
+  }
 }
 
 }  // namespace
@@ -105,6 +137,22 @@ void IntervalMask::fill(Span queries, std::span<int64_t> lo, std::span<int64_t> 
       hi[static_cast<size_t>(q - queries.begin)] = ends.hi.at(q);
     }
   }
+}
+
+std::vector<VisibleRun> IntervalMask::visible_runs(Span queries) const {
+  std::vector<VisibleRun> runs;
+  int64_t reached = queries.begin;
+  const auto append_padding = [&](int64_t end) {
+    if (reached < end) runs.push_back({reached - queries.begin, end - reached, 0, 0, 0, 0});
+  };
+  for (auto d = first_after(documents_, queries.begin); d != documents_.end() && d->begin < queries.end; ++d) {
+    const Span inside = intersect(queries, *d);
+    append_padding(inside.begin);
+    append_runs(ends_of(*d, rule_), inside, queries.begin, runs);
+    reached = inside.end;
+  }
+  append_padding(queries.end);
+  return runs;
 }
 
 Span IntervalMask::visible_range(Span queries) const {

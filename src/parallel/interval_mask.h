@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "ops/visible_run.h"
 #include "parallel/sequence_layout.h"
 
 namespace farspan {
@@ -34,6 +35,10 @@ class IntervalMask {
 
   // Writes visible() of positions [queries.begin, queries.end) to lo and hi.
   void fill(Span queries, std::span<int64_t> lo, std::span<int64_t> hi) const;
+
+  // The same as fill(), in a few words: ascending runs that hold every query once, counted from queries.begin. Padding
+  // is a run that sees [0, 0).
+  std::vector<VisibleRun> visible_runs(Span queries) const;
 
   // The smallest span that holds every key visible to these queries; {0, 0} when there is none. Neither end ever moves
   // back as queries move on, so spans of ascending queries have ascending ranges.

@@ -27,6 +27,11 @@ Traffic RankContext::traffic(Dimension dimension) const {
   return sum;
 }
 
+void RankContext::observe_calls(CallObserver* observer) const {
+  for (const auto& group : groups) group->observe(observer);
+  for (const auto& more : more_groups) more->observe(observer);
+}
+
 void RankContext::reset_traffic() {
   for (const auto& group : groups) group->reset_traffic();
   for (const auto& more : more_groups) more->reset_traffic();

@@ -37,6 +37,8 @@ struct RankContext {
   // What the rank has moved in all groups of a dimension.
   Traffic traffic(Dimension dimension) const;
   void reset_traffic();
+  // Shows an observer the calls of every group; null ends it.
+  void observe_calls(CallObserver* observer) const;
   int coordinate(Dimension axis) const { return grid->coordinate(rank, axis); }
 };
 

@@ -143,7 +143,9 @@ StepPlan plan_step(const Job& job, const Machine& machine, const HostMap& hosts)
   const Grid grid = grid_of(config, job.sizes);
   const double micro_batches = static_cast<double>(job.sizes.micro_batches);
   const double ring = ring_share(config);
-  std::vector<int64_t> host_bytes(static_cast<size_t>(hosts.hosts()));
+  // By machine, and by each of a machine's devices.
+  const int64_t devices = devices_of_machine(config, static_cast<int>(hosts.end_rank(0)));
+  std::vector<int64_t> device_bytes(static_cast<size_t>(hosts.hosts() * devices));
   double slowest_micro_batch = 0;
   for (size_t rank = 0; rank < job.records.size(); ++rank) {
     const RankRecord& record = job.records[rank];
@@ -155,15 +157,18 @@ StepPlan plan_step(const Job& job, const Machine& machine, const HostMap& hosts)
     plan.exposed_communication_seconds =
         std::max(plan.exposed_communication_seconds, micro_batches * time.micro_batch_exposed + time.update_exposed);
     add(plan.bytes, record, job.sizes.micro_batches);
-    host_bytes[static_cast<size_t>(hosts.host_of(static_cast<int64_t>(rank)))] += record.memory.peak_bytes;
+    const int64_t host = hosts.host_of(static_cast<int64_t>(rank));
+    const int64_t device = (static_cast<int64_t>(rank) - hosts.first_rank(host)) % devices;
+    device_bytes[static_cast<size_t>(host * devices + device)] += record.memory.peak_bytes;
   }
   plan.pipeline_idle_seconds = static_cast<double>(config.parallel.pipeline_model_parallel_size - 1) /
                                static_cast<double>(job.sizes.pipeline_chunks) * slowest_micro_batch;
   plan.seconds += plan.pipeline_idle_seconds;
   const int64_t rows = config.training.global_batch_size;
   plan.model_flops = model_flops(config.model, rows * config.data.seq_length, rows * causal_pairs(config));
-  plan.fullest_host = std::max_element(host_bytes.begin(), host_bytes.end()) - host_bytes.begin();
-  plan.total_bytes = host_bytes[static_cast<size_t>(plan.fullest_host)];
+  const auto fullest = std::max_element(device_bytes.begin(), device_bytes.end());
+  plan.fullest_host = (fullest - device_bytes.begin()) / devices;
+  plan.total_bytes = *fullest;
   plan.limit_bytes = memory_limit_bytes(config);
   plan.fits = plan.total_bytes <= plan.limit_bytes;
   return plan;

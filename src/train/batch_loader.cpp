@@ -2,7 +2,9 @@
 #include "train/batch_loader.h"
 
 #include <algorithm>
+#include <memory>
 
+#include "device/host_access.h"
 #include "ops/rope.h"
 #include "parallel/balanced_layout.h"
 #include "parallel/deal.h"
@@ -47,6 +49,14 @@ std::span<T> row_span(const Tensor& all, int64_t index) {
 // Mask `mask` of (M, B, s): (B, s).
 Tensor of_mask(const Tensor& all, int64_t mask) {
   return all.slice(0, mask, mask + 1).reshape({all.dim(1), all.dim(2)});
+}
+
+// Here and not in the ops, which on a GPU cannot stop for one.
+void check_ids(std::span<const int32_t> ids, int32_t lowest, int64_t vocabulary, std::string_view what) {
+  const auto bad = std::find_if(ids.begin(), ids.end(), [&](int32_t id) { return id < lowest || id >= vocabulary; });
+  if (bad != ids.end())
+    throw DataError(fmt::format("{} {} of a row has id {}; the vocabulary holds ids 0 to {}", what, bad - ids.begin(),
+                                *bad, vocabulary - 1));
 }
 
 }  // namespace
@@ -94,6 +104,24 @@ void BatchLoader::add_row(const Row& row, MicroBatch& batch) const {
   for (BatchMask& mask : batch.masks) mask.layouts.push_back(layout);
 }
 
+struct BatchLoader::HostBatch {
+  HostFilled tokens, labels, positions, lo, hi;
+  std::unique_ptr<HostFilled> token_index;
+
+  HostBatch(Device& device, const LoadedBatch& loaded)
+      : tokens(device, loaded.tokens),
+        labels(device, loaded.labels),
+        positions(device, loaded.positions),
+        lo(device, loaded.lo),
+        hi(device, loaded.hi) {
+    if (loaded.token_index.taken()) token_index = std::make_unique<HostFilled>(device, loaded.token_index);
+  }
+  void send() {
+    for (HostFilled* tensor : {&tokens, &labels, &positions, &lo, &hi}) tensor->send();
+    if (token_index) token_index->send();
+  }
+};
+
 LoadedBatch BatchLoader::load(Device& device, Arena& arena, std::span<const Row> rows) const {
   const int64_t B = std::ssize(rows);
   const int64_t s = layout_.local_length();
@@ -116,9 +144,11 @@ LoadedBatch BatchLoader::load(Device& device, Arena& arena, std::span<const Row>
     batch.masks[static_cast<size_t>(m)].lo = of_mask(loaded.lo, m);
     batch.masks[static_cast<size_t>(m)].hi = of_mask(loaded.hi, m);
   }
-  for (int64_t b = 0; b < B; ++b) {
-    add_row(rows[static_cast<size_t>(b)], batch);
-    if (!device.dry()) fill(rows[static_cast<size_t>(b)], b, loaded);
+  for (int64_t b = 0; b < B; ++b) add_row(rows[static_cast<size_t>(b)], batch);
+  if (!device.dry()) {
+    HostBatch host(device, loaded);
+    for (int64_t b = 0; b < B; ++b) fill(rows[static_cast<size_t>(b)], b, loaded, host);
+    host.send();
   }
   batch.tokens = loaded.tokens.tensor().reshape({B * s});
   batch.labels = loaded.labels.tensor().reshape({B * s});
@@ -129,10 +159,10 @@ LoadedBatch BatchLoader::load(Device& device, Arena& arena, std::span<const Row>
   return loaded;
 }
 
-void BatchLoader::fill(const Row& row, int64_t index, LoadedBatch& loaded) const {
+void BatchLoader::fill(const Row& row, int64_t index, LoadedBatch& loaded, const HostBatch& host) const {
   const RowLayout& layout = loaded.batch.masks[0].layouts[static_cast<size_t>(index)];
-  const std::span<int32_t> tokens = row_span<int32_t>(loaded.tokens, index);
-  const std::span<int32_t> labels = row_span<int32_t>(loaded.labels, index);
+  const std::span<int32_t> tokens = row_span<int32_t>(host.tokens.tensor(), index);
+  const std::span<int32_t> labels = row_span<int32_t>(host.labels.tensor(), index);
   deal(layout, cp_rank_, [&](Span span, int64_t local_begin) {
     const size_t begin = static_cast<size_t>(local_begin);
     const size_t count = static_cast<size_t>(span.length());
@@ -145,12 +175,18 @@ void BatchLoader::fill(const Row& row, int64_t index, LoadedBatch& loaded) const
   });
   loaded.local_targets += std::count_if(labels.begin(), labels.end(), [](int32_t l) { return l != kIgnoredLabel; });
   deal_positions(layout, cp_rank_, row.documents, config_.data.reset_position_ids,
-                 row_span<int64_t>(loaded.positions, index));
-  for (const BatchMask& mask : loaded.batch.masks)
-    deal_mask(layout, cp_rank_, mask.rows[static_cast<size_t>(index)], row_span<int64_t>(mask.lo, index),
-              row_span<int64_t>(mask.hi, index));
-  if (loaded.token_index.taken())
-    deal_token_index(layout, cp_rank_, row.id, layout_.seq_length(), row_span<int64_t>(loaded.token_index, index));
+                 row_span<int64_t>(host.positions.tensor(), index));
+  for (size_t m = 0; m < loaded.batch.masks.size(); ++m) {
+    const IntervalMask& mask = loaded.batch.masks[m].rows[static_cast<size_t>(index)];
+    const int64_t of = static_cast<int64_t>(m);
+    deal_mask(layout, cp_rank_, mask, row_span<int64_t>(of_mask(host.lo.tensor(), of), index),
+              row_span<int64_t>(of_mask(host.hi.tensor(), of), index));
+  }
+  check_ids(tokens, 0, config_.model.vocab_size, "token");
+  check_ids(labels, kIgnoredLabel, config_.model.vocab_size, "label");
+  if (host.token_index)
+    deal_token_index(layout, cp_rank_, row.id, layout_.seq_length(),
+                     row_span<int64_t>(host.token_index->tensor(), index));
 }
 
 }  // namespace farspan

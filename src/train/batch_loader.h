@@ -48,7 +48,9 @@ class BatchLoader {
   };
   // One mask per window, and the layout that suits them together.
   void add_row(const Row& row, MicroBatch& batch) const;
-  void fill(const Row& row, int64_t index, LoadedBatch& loaded) const;
+  // The same tensors as LoadedBatch's, where the CPU can write them.
+  struct HostBatch;
+  void fill(const Row& row, int64_t index, LoadedBatch& loaded, const HostBatch& host) const;
 
   const Config& config_;
   const SequenceLayout& layout_;

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "device/host_access.h"
 #include "io/atomic_file.h"
 #include "io/safetensors.h"
 #include "train/checkpoint_index.h"
@@ -222,7 +223,10 @@ void read_kind(CheckpointReader& reader, RankTrainer& trainer, const StoredKind&
   if (!state.defined()) return;
   for (const Parameter& parameter : trainer.parameters().parameters()) {
     const HeldRange held = trainer.store().held(parameter);
-    if (held.length() > 0) reader.read(kind.prefix + parameter.name, parameter, held, state.data<float>() + held.at);
+    if (held.length() == 0) continue;
+    HostFilled values(*trainer.context().device, state.slice(0, held.at, held.at + held.length()));
+    reader.read(kind.prefix + parameter.name, parameter, held, values.tensor().data<float>());
+    values.send();
   }
 }
 

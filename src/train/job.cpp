@@ -20,8 +20,16 @@ std::vector<int64_t> Job::planned_bytes() const {
 
 namespace {
 
+// A GPU where there is one, unless the configuration says otherwise.
+void choose_device(Config& config) {
+  if (config.training.device != DeviceChoice::automatic) return;
+  config.training.device = cuda_device_count() > 0 ? DeviceChoice::cuda : DeviceChoice::cpu;
+  config.origins["training.device"] = "derived";
+}
+
 // Resolved, and with the tokenizer's vocabulary where the configuration gives none.
 ResolvedSizes resolve_with_vocabulary(Config& config, int world_size) {
+  choose_device(config);
   ResolvedSizes sizes = resolve(config, world_size);
   if (config.model.vocab_size > 0) return sizes;
   config.model.vocab_size = Tokenizer::from_name(config.data.tokenizer).vocab_size();
@@ -84,11 +92,15 @@ void run_job(const Job& job, const std::function<void(RankTrainer&, World&)>& bo
       check_agreement(*world.group(rank, everyone, Dimension::world), job.config,
                       job.dataset ? job.dataset->identity() : "");
     }
-    Device device(DeviceKind::cpu, job.threads);
+    const DeviceKind kind = device_kind(job.config);
+    Device device(kind, job.threads, kind == DeviceKind::cuda ? world.gpu_of(rank) : 0);
+    device.set_deterministic(job.config.training.deterministic);
     Arena arena(device, job.records[static_cast<size_t>(rank)].memory);
     RankContext context(rank, grid, device, arena);
     make_groups(context, [&](std::vector<int> ranks, Dimension dimension) {
-      return world.group(rank, std::move(ranks), dimension);
+      // Scalars that the host reads go over the group of all ranks.
+      return dimension == Dimension::world ? world.group(rank, std::move(ranks), dimension)
+                                           : world.group(rank, std::move(ranks), dimension, device);
     });
     RankTrainer trainer(job.config, job.sizes, context, job.dataset.get(), job.kind);
     body(trainer, world);

@@ -13,12 +13,6 @@
 
 namespace farspan {
 
-// What the rows of a micro-batch left, on the last stage; nothing on the others.
-struct PassResult {
-  double loss = 0;            // sum over this rank's tokens, not scaled
-  int64_t local_targets = 0;  // labels of this rank that count
-};
-
 class PipelinePass {
  public:
   using RowsOf = std::function<std::vector<Row>(int64_t micro_batch)>;
@@ -26,10 +20,11 @@ class PipelinePass {
   PipelinePass(const LayerContext& context, ParameterAccess& access, const BatchLoader& loader,
                std::vector<ModelChunk> chunks, PipelineLinks& links);
 
+  // Both return how many labels of this rank count, on the last stage; 0 on the others.
   // Forward and backward of `micro_batches`, adding to the gradients; the loss is scaled by `gradient_scale`.
-  PassResult train(int64_t micro_batches, const RowsOf& rows, double gradient_scale);
+  int64_t train(int64_t micro_batches, const RowsOf& rows, double gradient_scale);
   // Forward of one micro-batch.
-  PassResult evaluate(const std::vector<Row>& rows);
+  int64_t evaluate(const std::vector<Row>& rows);
 
  private:
   // A micro-batch of one chunk between its forward and its backward.
@@ -39,8 +34,8 @@ class PipelinePass {
   };
   using Key = std::pair<int64_t, int>;  // micro-batch, chunk
 
-  void forward(Key key, const std::vector<Row>& rows, PassResult& result);
-  void backward(Key key, double gradient_scale, PassResult& result);
+  int64_t forward(Key key, const std::vector<Row>& rows);
+  void backward(Key key, double gradient_scale);
   Buffer receive_stream(const ModelChunk& chunk);
 
   const LayerContext& context_;

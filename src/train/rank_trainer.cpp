@@ -58,6 +58,7 @@ RankTrainer::RankTrainer(const Config& config, const ResolvedSizes& sizes, RankC
       layout_(sequence_layout_of(config)),
       tensor_(context.group(Dimension::tp), config.parallel.sequence_parallel),
       attention_(config, context, layout_),
+      loss_sum_(context.arena->take("loss_sum", DType::f64, {1}, Purpose::workspace)),
       layers_{.device = *context.device,
               .arena = *context.arena,
               .config = config.model,
@@ -69,6 +70,7 @@ RankTrainer::RankTrainer(const Config& config, const ResolvedSizes& sizes, RankC
               .local_length = layout_.local_length(),
               .mlp_tile = config.memory.mlp_tile_tokens,
               .loss_tile = config.memory.loss_tile_tokens,
+              .loss_sum = loss_sum_,
               .seed = config.training.seed},
       loader_(config, layout_, context.coordinate(Dimension::cp), dataset),
       pass_(layers_, store_, loader_, chunks_, links_) {
@@ -117,21 +119,19 @@ std::vector<Row> RankTrainer::micro_batch_rows(int64_t first, int64_t micro_batc
   return rows;
 }
 
-PassResult RankTrainer::run_passes(const PipelinePass::RowsOf& rows, double gradient_scale) {
+int64_t RankTrainer::run_passes(const PipelinePass::RowsOf& rows, double gradient_scale) {
   layers_.dropout = true;
-  PassResult sum;
+  int64_t targets = 0;
   for (int64_t pass = 0; pass < train_passes(); ++pass) {
     const ProgramScope program(*context_.arena, "train");
     const auto rows_of = [&](int64_t micro_batch) { return rows(pass + micro_batch); };
-    const PassResult result = pass_.train(sizes_.micro_batches / train_passes(), rows_of, gradient_scale);
+    targets += pass_.train(sizes_.micro_batches / train_passes(), rows_of, gradient_scale);
     store_.finish_pass();
-    sum.loss += result.loss;
-    sum.local_targets += result.local_targets;
   }
-  return sum;
+  return targets;
 }
 
-PassResult RankTrainer::evaluate_rows(const std::vector<Row>& rows) {
+int64_t RankTrainer::evaluate_rows(const std::vector<Row>& rows) {
   layers_.dropout = false;
   const ProgramScope program(*context_.arena, "evaluate");
   return pass_.evaluate(rows);
@@ -143,14 +143,24 @@ void RankTrainer::add_row(const Row& row, BatchTotals& totals) const {
   totals.layer_pairs += loader_.visible_pairs_of_layers(row);
 }
 
-PassResult RankTrainer::sum_over_ranks(const PassResult& own, bool& stop, std::string_view label) {
+void RankTrainer::clear_loss() {
+  const double zero = 0;
+  copy_to_device(*context_.device, &zero, loss_sum_.tensor().raw(), loss_sum_.tensor().bytes());
+}
+
+void RankTrainer::finish_totals(int64_t local_targets, bool& stop, std::string_view label, BatchTotals& totals) {
+  double loss = 0;
+  copy_to_host(*context_.device, loss_sum_.tensor().raw(), &loss, loss_sum_.tensor().bytes());
   const bool counts = tensor_.rank() == 0;
-  std::array<double, 3> sums = {counts ? own.loss : 0.0, counts ? static_cast<double>(own.local_targets) : 0.0,
+  std::array<double, 3> sums = {counts ? loss : 0.0, counts ? static_cast<double>(local_targets) : 0.0,
                                 stop ? 1.0 : 0.0};
   const Tensor view(sums.data(), DType::f64, {std::ssize(sums)});
   context_.group(Dimension::world).all_reduce(view, label).wait();
   stop = sums[2] > 0;
-  return {.loss = sums[0], .local_targets = static_cast<int64_t>(sums[1])};
+  const int64_t targets = static_cast<int64_t>(sums[1]);
+  FARSPAN_CHECK(targets == totals.targets, "{}: the ranks hold {} targets, the rows {}", label, targets,
+                totals.targets);
+  if (totals.targets > 0) totals.loss = sums[0] / static_cast<double>(totals.targets);
 }
 
 BatchTotals RankTrainer::accumulate_gradients(int64_t step) {
@@ -162,13 +172,11 @@ BatchTotals RankTrainer::accumulate_gradients(int64_t step) {
   layers_.step = step;
   store_.begin_step(sizes_.micro_batches);
   const double scale = totals.targets > 0 ? 1.0 / static_cast<double>(totals.targets) : 0.0;
-  const PassResult own =
+  clear_loss();
+  const int64_t targets =
       run_passes([&](int64_t micro_batch) { return micro_batch_rows(first, micro_batch, row_at); }, scale);
-  store_.reduce_gradients();
-  const PassResult sum = sum_over_ranks(own, stop_asked_, "loss");
-  FARSPAN_CHECK(sum.local_targets == totals.targets, "step {}: the ranks hold {} targets, the rows of the batch {}",
-                step, sum.local_targets, totals.targets);
-  if (totals.targets > 0) totals.loss = sum.loss / static_cast<double>(totals.targets);
+  context_.device->run_observed({.label = "sum gradients"}, [&] { store_.reduce_gradients(); });
+  finish_totals(targets, stop_asked_, "loss", totals);
   return totals;
 }
 
@@ -182,7 +190,8 @@ StepReport RankTrainer::train_step(int64_t step, bool stop) {
     report.learning_rate = learning_rate(config_.optimizer, step);
     return report;
   }
-  const UpdateResult update = store_.update(step, updates_);
+  UpdateResult update;
+  context_.device->run_observed({.label = "update"}, [&] { update = store_.update(step, updates_); });
   report.gradient_norm = update.gradient_norm;
   report.learning_rate = update.learning_rate;
   report.skipped = update.skipped;
@@ -197,21 +206,16 @@ BatchTotals RankTrainer::evaluate(Split split, int64_t batches, const std::funct
   // Rows that the last batch lacks are padding.
   const auto row_at = [&](int64_t index) { return index < end ? dataset_->row(split, index) : Row{}; };
   BatchTotals totals;
-  PassResult own;
+  int64_t targets = 0;
+  clear_loss();
   for (int64_t first = 0; first < end; first += batch) {
     if (stop && first > 0 && stop()) break;
     for (int64_t index = first; index < std::min(first + batch, end); ++index) add_row(row_at(index), totals);
-    for (int64_t micro_batch = 0; micro_batch < sizes_.micro_batches; ++micro_batch) {
-      const PassResult result = evaluate_rows(micro_batch_rows(first, micro_batch, row_at));
-      own.loss += result.loss;
-      own.local_targets += result.local_targets;
-    }
+    for (int64_t micro_batch = 0; micro_batch < sizes_.micro_batches; ++micro_batch)
+      targets += evaluate_rows(micro_batch_rows(first, micro_batch, row_at));
   }
   bool no_wish = false;
-  const PassResult sum = sum_over_ranks(own, no_wish, "evaluation loss");
-  FARSPAN_CHECK(sum.local_targets == totals.targets, "evaluation: the ranks hold {} targets, the rows {}",
-                sum.local_targets, totals.targets);
-  if (totals.targets > 0) totals.loss = sum.loss / static_cast<double>(totals.targets);
+  finish_totals(targets, no_wish, "evaluation loss", totals);
   return totals;
 }
 
@@ -223,8 +227,9 @@ std::vector<float> RankTrainer::next_token_logits(const Row& row) {
   const Buffer logits = layers_.take_f32("generate.logits", {config_.model.vocab_size}, Purpose::workspace);
   transformer_logits(layers_, store_, chunks_.front(), loaded.batch, row.length - 1, logits.tensor());
   if (context_.device->dry()) return {};
-  const float* values = logits.tensor().data<float>();
-  return std::vector<float>(values, values + logits.tensor().numel());
+  std::vector<float> values(static_cast<size_t>(logits.tensor().numel()));
+  copy_to_host(*context_.device, logits.tensor().raw(), values.data(), logits.tensor().bytes());
+  return values;
 }
 
 std::vector<float> RankTrainer::whole_values(StateKind kind) {

@@ -95,12 +95,13 @@ class RankTrainer {
   // batch's rows by number.
   template <typename RowAt>
   std::vector<Row> micro_batch_rows(int64_t first, int64_t micro_batch, RowAt&& row_at) const;
-  PassResult run_passes(const PipelinePass::RowsOf& rows, double gradient_scale);
-  PassResult evaluate_rows(const std::vector<Row>& rows);
+  int64_t run_passes(const PipelinePass::RowsOf& rows, double gradient_scale);
+  int64_t evaluate_rows(const std::vector<Row>& rows);
   void add_row(const Row& row, BatchTotals& totals) const;
-  // Sums what the last stage's ranks hold; tensor-parallel ranks hold the same and count once.
-  // `stop` becomes whether any rank's was set.
-  PassResult sum_over_ranks(const PassResult& own, bool& stop, std::string_view label);
+  void clear_loss();
+  // Sums what the last stage's ranks hold, the losses added up since clear_loss and `local_targets`, and puts the loss
+  // into `totals`; tensor-parallel ranks hold the same and count once. `stop` becomes whether any rank's was set.
+  void finish_totals(int64_t local_targets, bool& stop, std::string_view label, BatchTotals& totals);
 
   const Config& config_;
   ResolvedSizes sizes_;
@@ -114,6 +115,7 @@ class RankTrainer {
   SequenceLayout layout_;
   TensorParallel tensor_;
   AttentionOfLayers attention_;
+  Buffer loss_sum_;  // (1) f64
   LayerContext layers_;
   BatchLoader loader_;
   PipelinePass pass_;

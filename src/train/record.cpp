@@ -1,16 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/record.h"
 
+#include <algorithm>
 #include <map>
 
+#include "base/math.h"
 #include "comm/dry/dry_communicator.h"
 
 namespace farspan {
 namespace {
 
+// What the CUDA context and the libraries' own code and tables take beside the plan, to be left free.
+constexpr int64_t kLibraryBytes = int64_t{1} << 30;
+// Of the GPU that plans are made for where there is none to ask: an H200.
+constexpr int64_t kPlannedGpuBytes = int64_t{140} << 30;
+
 class OpSum : public OpObserver {
  public:
-  void on_op(const OpCost& cost, double) override {
+  void on_op(const OpCost& cost, OpTime) override {
     OpTotals& totals = ops[static_cast<size_t>(cost.op_class)];
     totals.flops += cost.flops;
     totals.bytes += cost.bytes;
@@ -58,7 +65,8 @@ Grid grid_of(const Config& config, const ResolvedSizes& sizes) {
 }
 
 RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int rank, RunKind kind) {
-  Device device(DeviceKind::dry, 1);
+  Device device(DryRun{device_kind(config)});
+  device.set_deterministic(config.training.deterministic);
   Arena arena(device);
   const Grid grid = grid_of(config, sizes);
   RankContext context(rank, grid, device, arena);
@@ -108,17 +116,32 @@ std::vector<RankRecord> record_ranks(const Config& config, const ResolvedSizes& 
   return records;
 }
 
+DeviceKind device_kind(const Config& config) {
+  return config.training.device == DeviceChoice::cuda ? DeviceKind::cuda : DeviceKind::cpu;
+}
+
+int devices_of_machine(const Config& config, int ranks) {
+  if (device_kind(config) == DeviceKind::cpu) return 1;
+  const int gpus = cuda_device_count();
+  return gpus > 0 ? gpus : std::max(1, ranks);
+}
+
 int64_t memory_limit_bytes(const Config& config) {
-  return config.memory.memory_limit > 0 ? config.memory.memory_limit : available_memory_bytes();
+  if (config.memory.memory_limit > 0) return config.memory.memory_limit;
+  if (device_kind(config) == DeviceKind::cpu) return available_memory_bytes();
+  return cuda_device_count() > 0 ? cuda_free_bytes(0) - kLibraryBytes : kPlannedGpuBytes;
 }
 
 void check_fits(const Config& config, const std::vector<RankRecord>& records) {
-  int64_t total = 0;
+  const size_t devices = static_cast<size_t>(devices_of_machine(config, static_cast<int>(records.size())));
+  std::vector<int64_t> of_device(devices);
   const MemoryPlan* largest = &records.front().memory;
-  for (const RankRecord& record : records) {
-    total += record.memory.peak_bytes;
-    if (record.memory.peak_bytes > largest->peak_bytes) largest = &record.memory;
+  for (size_t rank = 0; rank < records.size(); ++rank) {
+    const MemoryPlan& memory = records[rank].memory;
+    of_device[rank % devices] += memory.peak_bytes;
+    if (memory.peak_bytes > largest->peak_bytes) largest = &memory;
   }
+  const int64_t total = *std::max_element(of_device.begin(), of_device.end());
   const int64_t limit = memory_limit_bytes(config);
   if (total <= limit) return;
   std::string parts;
@@ -127,11 +150,12 @@ void check_fits(const Config& config, const std::vector<RankRecord>& records) {
     if (bytes > 0) parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", name_of(static_cast<Purpose>(i)), bytes);
   }
   throw MemoryError(fmt::format(
-      "the plan needs {} bytes for {} ranks on this machine, the limit is {} ({}); the largest rank needs {}: {}. "
+      "the plan needs {} bytes for {} ranks on this {}, the limit is {} ({}); the largest rank needs {}: {}. "
       "Smaller seq_length, micro_batch_size, mlp_tile_tokens or loss_tile_tokens, or recompute_granularity full, need "
       "less",
-      total, records.size(), limit, config.memory.memory_limit > 0 ? "memory_limit" : "memory available now",
-      largest->peak_bytes, parts));
+      total, devices == 1 ? records.size() : ceil_div(records.size(), devices),
+      device_kind(config) == DeviceKind::cpu ? "machine" : "GPU", limit,
+      config.memory.memory_limit > 0 ? "memory_limit" : "memory available now", largest->peak_bytes, parts));
 }
 
 }  // namespace farspan

@@ -52,4 +52,10 @@ void check_fits(const Config& config, const std::vector<RankRecord>& records);
 // The limit check_fits holds against, in bytes.
 int64_t memory_limit_bytes(const Config& config);
 
+// The kind of device that ranks compute on; `device` is resolved (train/job.h).
+DeviceKind device_kind(const Config& config);
+// Of `ranks` ranks on one machine, rank i of them computes on device i % devices_of_machine: 1 for a CPU, the GPUs that
+// there are, or, in a plan for a machine with GPUs that this is not, one GPU each.
+int devices_of_machine(const Config& config, int ranks);
+
 }  // namespace farspan

@@ -109,6 +109,7 @@ RunFolder::RunFolder(const RunPaths& paths, const Config& config, int64_t start_
   if (start_step == 0) {
     move_aside(paths.metrics);
     move_aside(paths.checkpoints);
+    for (const char* name : {"profile.json", "trace.json"}) move_aside(fs::path(paths.folder) / name);
   } else {
     drop_later_steps(paths.metrics, start_step);
     move_later_checkpoints_aside(paths.checkpoints, start_step);

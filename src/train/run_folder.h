@@ -21,9 +21,9 @@ struct RunPaths {
 class RunFolder {
  public:
   // Creates and locks the folder, tries the checkpoint folder, writes config.yaml. For a fresh run (`start_step` 0) an
-  // earlier run's checkpoints and metrics are renamed aside (NAME.earlier-N) and the log says so; so are, for a resumed
-  // run, checkpoints of steps after `start_step`, and metrics that tell of such steps. Throws DataError where something
-  // cannot be written, ConfigError when another run is using it.
+  // earlier run's checkpoints, metrics, profile and trace are renamed aside (NAME.earlier-N) and the log says so; so
+  // are, for a resumed run, checkpoints of steps after `start_step`, and metrics that tell of such steps. Throws
+  // DataError where something cannot be written, ConfigError when another run is using it.
   RunFolder(const RunPaths& paths, const Config& config, int64_t start_step);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;

@@ -9,6 +9,7 @@
 #include "io/json_lines.h"
 #include "model/flops.h"
 #include "observe/progress.h"
+#include "observe/step_observer.h"
 #include "train/checkpoint.h"
 #include "train/run_folder.h"
 #include "train/saved_settings.h"
@@ -93,14 +94,20 @@ struct StepOfAllRanks {
 // One rank's side of the run. Rank 0 alone writes and shows.
 class RankRun {
  public:
-  RankRun(const Job& job, const StartPoint& start, const RunPaths& paths, RankTrainer& trainer, World& world)
-      : job_(job), start_(start), paths_(paths), trainer_(trainer), world_(world) {
+  RankRun(const Job& job, const StartPoint& start, const RunPaths& paths, const Observation& observation,
+          RankTrainer& trainer, World& world)
+      : job_(job), start_(start), paths_(paths), observation_(observation), trainer_(trainer), world_(world) {
+    if (observation.any()) observe_steps();
     if (rank() != 0) return;
     const bool resumed = start.state.step > 0;
     metrics_.emplace(paths.metrics, resumed ? JsonLinesWriter::Mode::append : JsonLinesWriter::Mode::replace);
     progress_.emplace(start.state.step, job.config.training.train_iters, job.config.training.log_interval,
                       job.processes ? Screen::launcher : Screen::maybe_terminal);
   }
+
+  ~RankRun() { trainer_.context().observe_calls(nullptr); }
+  RankRun(const RankRun&) = delete;
+  RankRun& operator=(const RankRun&) = delete;
 
   // The highest number of the signals that asked the ranks to stop; 0: none.
   int run() {
@@ -118,10 +125,21 @@ class RankRun {
       if (stopped || step == training.train_iters || (interval > 0 && step % interval == 0)) save(step);
     }
     if (!stopped && step > start_.state.step) evaluate(step);
+    write_observations();
     return StopSignal::received_by_any(everyone());
   }
 
  private:
+  void observe_steps() {
+    const RankContext& context = trainer_.context();
+    observer_.emplace(observation_, *context.device, start_.state.step + 1, job_.config.training.train_iters);
+    // What groups move between GPUs the device tells of.
+    if (context.device->on_cuda())
+      everyone().observe(&*observer_);
+    else
+      context.observe_calls(&*observer_);
+  }
+
   int rank() const { return trainer_.context().rank; }
   Communicator& everyone() { return trainer_.context().group(Dimension::world); }
 
@@ -129,9 +147,11 @@ class RankRun {
   bool run_step(int64_t step) {
     world_.set_position(rank(), fmt::format("step {}", step));
     const StepUse before = use_so_far(trainer_.context());
+    if (observer_) observer_->begin_step(step);
     const Clock::time_point start = Clock::now();
     const StepReport report = trainer_.train_step(step, StopSignal::received() != 0);
     const double seconds = seconds_since(start);
+    if (observer_) observer_->end_step();
     const StepUse use = difference(use_so_far(trainer_.context()), before);
     const StepOfAllRanks all = gather(use);
     if (rank() == 0) record(step, report, seconds, use, all);
@@ -173,7 +193,7 @@ class RankRun {
                      {"seconds", seconds},
                      {"tokens_per_second", tokens_per_second},
                      {"model_tflops", flops / seconds / 1e12},
-                     {"mfu", nullptr},  // a CPU has no one peak to divide by
+                     {"mfu", utilisation(flops / seconds)},
                      {"peak_memory_bytes", all.peak_bytes},
                      {"planned_memory_bytes", job_.planned_bytes()},
                      {"tp_exposed_seconds", use[0].exposed_seconds},
@@ -198,6 +218,19 @@ class RankRun {
       log_warning("step {}: the batch has no target; weights are left as they are", step);
     else if (report.skipped)
       log_warning("step {}: the gradient norm is {}; weights are left as they are", step, report.gradient_norm);
+  }
+
+  // Of all ranks' peak; none for a CPU, which has no one peak to divide by.
+  JsonValue utilisation(double flops_per_second) const {
+    const double peak = observation_.ceilings.peak_flops * static_cast<double>(job_.sizes.world_size);
+    return peak > 0 ? JsonValue(flops_per_second / peak) : JsonValue(nullptr);
+  }
+
+  void write_observations() {
+    if (!observer_) return;
+    observer_->write(everyone(), paths_.folder);
+    if (rank() != 0 || !observation_.profile) return;
+    progress_->note(fmt::format("\nprofile of rank 0\n{}", observer_->profile_table()));
   }
 
   // True when some rank was asked to stop before the end; the mean of a part is not written.
@@ -240,22 +273,25 @@ class RankRun {
   const Job& job_;
   const StartPoint& start_;
   const RunPaths& paths_;
+  const Observation& observation_;
   RankTrainer& trainer_;
   World& world_;
   std::optional<JsonLinesWriter> metrics_;
   std::optional<Progress> progress_;
+  std::optional<StepObserver> observer_;
 };
 
 }  // namespace
 
-int run_training(const Job& job, const std::string& folder) {
+int run_training(const Job& job, const std::string& folder, Observation observation) {
+  observation.trace = job.config.output.trace;
   const StartPoint start = start_point(job);
   const RunPaths paths(folder, job.config);
   std::optional<RunFolder> run_folder;
   if (job.runs_rank_0()) run_folder.emplace(paths, job.config, start.state.step);
   int signal = 0;
   run_job(job, [&](RankTrainer& trainer, World& world) {
-    const int received = RankRun(job, start, paths, trainer, world).run();
+    const int received = RankRun(job, start, paths, observation, trainer, world).run();
     if (trainer.context().rank == world.first_local_rank()) signal = received;
   });
   return signal == 0 ? 0 : 128 + signal;

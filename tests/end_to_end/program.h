@@ -31,7 +31,7 @@ struct ProgramResult {
 };
 
 // `arguments` as in a shell; `environment`: "NAME=value ..." for this run. Variables of process launchers are unset, so
-// that the tests themselves may run inside a batch job.
+// that the tests themselves may run inside a batch job, and no GPU is seen: what is expected is of a CPU.
 inline ProgramResult run_program(const std::string& arguments, const std::string& environment = "") {
   const char* program = std::getenv("FARSPAN_PROGRAM");
   if (program == nullptr) {
@@ -42,7 +42,7 @@ inline ProgramResult run_program(const std::string& arguments, const std::string
   ProgramResult result;
   result.command =
       "exec env -u OMPI_COMM_WORLD_SIZE -u PMI_SIZE -u SLURM_NTASKS -u SLURM_PROCID -u SLURM_STEP_NUM_TASKS -u "
-      "SLURM_STEP_TASKS_PER_NODE " +
+      "SLURM_STEP_TASKS_PER_NODE CUDA_VISIBLE_DEVICES= " +
       environment + " " + program + " " + arguments;
   const std::string redirected = result.command + " >" + folder.path("out") + " 2>" + folder.path("err");
   const auto start = std::chrono::steady_clock::now();

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training through the program: what it writes, that it repeats, resumes, stops in order and refuses in order.
+#include <array>
 #include <csignal>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 #include <regex>
 #include <vector>
 
@@ -11,6 +13,7 @@
 namespace farspan {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -293,6 +296,30 @@ TEST_F(Train, BadInputIsOneLineWithTheRightStatus) {
   expect_failure(run("train", "--load " + folder_.path() + "/nowhere " + output("r")), 3, "nowhere");
   expect_failure(run("train", "--output /proc/farspan"), 3, "/proc/farspan");
   expect_failure(run("plan", "--memory-limit 1000"), 4, "the limit is 1000");
+}
+
+// Both are watched from outside: the numbers of the run stay the same.
+TEST_F(Train, ProfileAndTraceTellOfEveryRank) {
+  const std::string ranks = "--ranks 4 --context-parallel-size 2 ";
+  ASSERT_EQ(run("train", ranks + output("plain")).status, 0);
+  const ProgramResult watched = run("train", ranks + "--profile --trace " + output("watched"));
+  ASSERT_EQ(watched.status, 0) << watched.err;
+  EXPECT_EQ(without_times(metrics("watched")), without_times(metrics("plain")));
+  EXPECT_FALSE(std::filesystem::exists(folder_.path() + "/plain/profile.json"));
+  EXPECT_THAT(watched.out, ContainsRegex("profile of rank 0\n5 steps of"));
+  EXPECT_THAT(watched.out, ContainsRegex("attention_block_forward .* TFLOP/s"));
+  const nlohmann::json profile = nlohmann::json::parse(folder_.read("watched/profile.json"));
+  ASSERT_EQ(profile["ranks"].size(), 4u);
+  for (const nlohmann::json& rank : profile["ranks"]) EXPECT_EQ(rank["steps"], 5);
+  const nlohmann::json trace = nlohmann::json::parse(folder_.read("watched/trace.json"));
+  std::array<double, 4> seconds{};  // in ops
+  for (const nlohmann::json& event : trace["traceEvents"])
+    if (event["ph"] == "X" && event["tid"] == 100) seconds[event["pid"]] += event["dur"].get<double>() * 1e-6;
+  for (double of_rank : seconds) EXPECT_GT(of_rank, 0);
+  // Those of the next run stand in their place, and nothing is lost.
+  ASSERT_EQ(run("train", ranks + "--trace " + output("watched")).status, 0);
+  EXPECT_TRUE(std::filesystem::exists(folder_.path() + "/watched/profile.json.earlier-1"));
+  EXPECT_FALSE(std::filesystem::exists(folder_.path() + "/watched/profile.json"));
 }
 
 // Nothing of the run is left.

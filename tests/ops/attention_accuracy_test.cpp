@@ -14,7 +14,7 @@ INSTANTIATE_TEST_SUITE_P(EveryImplementation, AttentionAccuracy, ::testing::Valu
                          attention_variant_name);
 
 // Root mean square of the differences over that of the expected values; steadier than the worst of them.
-double rms_error(const std::vector<float>& found, const std::vector<double>& expected) {
+double rms_error(const TestVector<float>& found, const TestVector<double>& expected) {
   double difference = 0, signal = 0;
   for (size_t i = 0; i < found.size(); ++i) {
     difference += (found[i] - expected[i]) * (found[i] - expected[i]);
@@ -24,7 +24,7 @@ double rms_error(const std::vector<float>& found, const std::vector<double>& exp
 }
 
 // What a model sees: the result in its own type.
-std::vector<float> rounded(std::vector<float> values, DType dtype) {
+TestVector<float> rounded(TestVector<float> values, DType dtype) {
   if (dtype == DType::bf16)
     for (float& x : values) x = to_float(to_bfloat16(x));
   return values;
@@ -88,7 +88,7 @@ double objective(const Problem& p) {
 }
 
 // Central differences of `objective` in each element of `values`, a part of `p`.
-void expect_gradient(Problem& p, std::vector<float>& values, const std::vector<float>& gradient) {
+void expect_gradient(Problem& p, TestVector<float>& values, const TestVector<float>& gradient) {
   const double largest = std::abs(
       *std::max_element(gradient.begin(), gradient.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }));
   // A power of two, so that x + h and x - h lie evenly about x; the error is then h^2 times a third derivative of

@@ -16,6 +16,7 @@
 #include "ops/attention.h"
 #include "ops/attention_implementation.h"
 #include "ops/cpu/attention_kernels.h"
+#include "tests/device.h"
 
 namespace farspan::test {
 
@@ -94,7 +95,7 @@ struct Problem {
   DType dtype = DType::f32;
   float scale = 1;
   Mask mask;
-  std::vector<float> query, key, value, d_out;
+  TestVector<float> query, key, value, d_out;
   AttentionDropout dropout = {};
   int64_t origin = 0;       // row position of key 0; the mask counts from it
   int64_t query_begin = 0;  // row position of query 0
@@ -110,9 +111,9 @@ struct Problem {
   }
 };
 
-inline std::vector<float> random_values(std::string_view name, int64_t count, DType dtype) {
+inline TestVector<float> random_values(std::string_view name, int64_t count, DType dtype) {
   const Philox random(2024, name);
-  std::vector<float> values(static_cast<size_t>(count));
+  TestVector<float> values(static_cast<size_t>(count));
   for (size_t i = 0; i < values.size(); ++i) {
     const float x = static_cast<float>(random.normal(i));
     values[i] = dtype == DType::bf16 ? to_float(to_bfloat16(x)) : x;
@@ -145,7 +146,7 @@ inline Problem uniform_probe(const Sizes& s, const Mask& mask, DType dtype) {
 
 template <typename Real>
 struct Results {
-  std::vector<Real> out, lse, d_query, d_key, d_value;  // shapes of ops/attention.h, row-major
+  TestVector<Real> out, lse, d_query, d_key, d_value;  // shapes of ops/attention.h, row-major
 };
 
 // Softmax attention and its gradients, written out densely in fp64.
@@ -203,7 +204,7 @@ inline Results<double> oracle(const Problem& p) {
 // fp32 values stored in a problem's dtype.
 class Stored {
  public:
-  Stored(const std::vector<float>& values, DType dtype) : dtype_(dtype), f32_(values) {
+  Stored(const TestVector<float>& values, DType dtype) : dtype_(dtype), f32_(values) {
     for (float x : values) bf16_.push_back(to_bfloat16(x));
   }
   Tensor tensor(Shape shape) {
@@ -213,8 +214,8 @@ class Stored {
 
  private:
   DType dtype_;
-  std::vector<float> f32_;
-  std::vector<BFloat16> bf16_;
+  TestVector<float> f32_;
+  TestVector<BFloat16> bf16_;
 };
 
 // Keys [begin, end) of a problem as one block.
@@ -226,6 +227,27 @@ inline std::vector<KeySpan> equal_blocks(int64_t m, int64_t blocks) {
   std::vector<KeySpan> spans;
   for (int64_t b = 0; b < blocks; ++b) spans.push_back({m * b / blocks, m * (b + 1) / blocks});
   return spans;
+}
+
+// AttentionBlock::runs of these intervals: as few as there can be.
+inline std::vector<VisibleRun> runs_of(std::span<const int64_t> lo, std::span<const int64_t> hi) {
+  std::vector<VisibleRun> runs;
+  for (size_t i = 0; i < lo.size(); ++i) {
+    if (!runs.empty()) {
+      VisibleRun& run = runs.back();
+      const int64_t lo_step = lo[i] - lo[i - 1], hi_step = hi[i] - hi[i - 1];
+      const bool even = run.count == 1 ? (lo_step == 0 || lo_step == 1) && (hi_step == 0 || hi_step == 1)
+                                       : lo_step == run.lo_step && hi_step == run.hi_step;
+      if (even) {
+        run.lo_step = static_cast<int>(lo_step);
+        run.hi_step = static_cast<int>(hi_step);
+        ++run.count;
+        continue;
+      }
+    }
+    runs.push_back({static_cast<int64_t>(i), 1, lo[i], hi[i], 0, 0});
+  }
+  return runs;
 }
 
 // A problem's tensors, in memory for as long as this lives.
@@ -245,6 +267,7 @@ class Tensors {
       lo_.push_back(origin_ + v.lo);
       hi_.push_back(origin_ + v.hi);
     }
+    runs_ = runs_of(lo_, hi_);
   }
   AttentionBlock block(KeySpan keys) {
     const Shape kv{sizes_.m, sizes_.kv_heads, sizes_.head_size};
@@ -256,6 +279,7 @@ class Tensors {
             .key_begin = origin_ + keys.begin,
             .query_begin = query_begin_,
             .scale = scale_,
+            .runs = runs_,
             .dropout = dropout_};
   }
   Tensor d_out() { return d_out_.tensor({sizes_.n, sizes_.heads, sizes_.head_size}); }
@@ -266,7 +290,8 @@ class Tensors {
   AttentionDropout dropout_;
   int64_t origin_, query_begin_;
   Stored query_, key_, value_, d_out_;
-  std::vector<int64_t> lo_, hi_;
+  TestVector<int64_t> lo_, hi_;
+  std::vector<VisibleRun> runs_;
 };
 
 struct RunOptions {
@@ -274,12 +299,22 @@ struct RunOptions {
   std::vector<KeySpan> blocks = {};  // in the order attended to; empty: one block of all keys
 };
 
-inline Tensor f32_tensor(std::vector<float>& data, Shape shape) { return {data.data(), DType::f32, shape}; }
+inline Tensor f32_tensor(TestVector<float>& data, Shape shape) { return {data.data(), DType::f32, shape}; }
+
+// Runs one implementation as the op does: with the scratch that it may use.
+inline void attend_with(const AttentionImplementation& implementation, Device& device, const AttentionForward& call) {
+  device.run({"attention_block_forward", OpClass::attention, 0, 0, scratch_bytes(device, call)},
+             [&] { implementation.forward(device, call); });
+}
+inline void attend_with(const AttentionImplementation& implementation, Device& device, const AttentionBackward& call) {
+  device.run({"attention_block_backward", OpClass::attention, 0, 0, scratch_bytes(device, call)},
+             [&] { implementation.backward(device, call); });
+}
 
 inline void run_forward(const AttentionImplementation& implementation, const Problem& p, const RunOptions& options,
                         Results<float>& r) {
   const auto [n, m, heads, kv_heads, D] = p.sizes;
-  Device device(DeviceKind::cpu, options.threads);
+  Device device(test_device_kind(), options.threads);
   Tensors tensors(p);
   r.out.assign(p.query.size(), kNaN);
   r.lse.assign(static_cast<size_t>(heads * n), kNaN);
@@ -287,16 +322,17 @@ inline void run_forward(const AttentionImplementation& implementation, const Pro
   const Tensor lse = f32_tensor(r.lse, {heads, n});
   attention_state_init(device, out, lse);
   for (KeySpan keys : options.blocks.empty() ? equal_blocks(m, 1) : options.blocks)
-    implementation.forward(device, tensors.block(keys), out, lse);
+    attend_with(implementation, device, AttentionForward{tensors.block(keys), StateUse::add, out, lse});
+  device.synchronize();
 }
 
 // Gradients from the out and lse already in `r`.
 inline void run_backward(const AttentionImplementation& implementation, const Problem& p, const RunOptions& options,
                          Results<float>& r) {
   const auto [n, m, heads, kv_heads, D] = p.sizes;
-  Device device(DeviceKind::cpu, options.threads);
+  Device device(test_device_kind(), options.threads);
   Tensors tensors(p);
-  std::vector<float> delta(r.lse.size());
+  TestVector<float> delta(r.lse.size());
   const Tensor delta_tensor = f32_tensor(delta, {heads, n});
   attention_delta(device, f32_tensor(r.out, {n, heads, D}), tensors.d_out(), delta_tensor);
   r.d_query.assign(p.query.size(), 0);
@@ -304,10 +340,16 @@ inline void run_backward(const AttentionImplementation& implementation, const Pr
   r.d_value.assign(p.value.size(), 0);
   const Shape kv{m, kv_heads, D};
   for (KeySpan keys : options.blocks.empty() ? equal_blocks(m, 1) : options.blocks)
-    implementation.backward(device, tensors.block(keys), tensors.d_out(), f32_tensor(r.lse, {heads, n}), delta_tensor,
-                            f32_tensor(r.d_query, {n, heads, D}),
-                            f32_tensor(r.d_key, kv).slice(0, keys.begin, keys.end),
-                            f32_tensor(r.d_value, kv).slice(0, keys.begin, keys.end));
+    attend_with(implementation, device,
+                AttentionBackward{.block = tensors.block(keys),
+                                  .out = {},
+                                  .d_out = tensors.d_out(),
+                                  .lse = f32_tensor(r.lse, {heads, n}),
+                                  .delta = delta_tensor,
+                                  .d_query = f32_tensor(r.d_query, {n, heads, D}),
+                                  .d_key = f32_tensor(r.d_key, kv).slice(0, keys.begin, keys.end),
+                                  .d_value = f32_tensor(r.d_value, kv).slice(0, keys.begin, keys.end)});
+  device.synchronize();
 }
 
 inline Results<float> run(const AttentionImplementation& implementation, const Problem& p,
@@ -320,7 +362,7 @@ inline Results<float> run(const AttentionImplementation& implementation, const P
 
 // Largest difference over the largest expected magnitude; equal infinities differ by nothing. NaN when any value is
 // NaN.
-inline double relative_error(const std::vector<float>& found, const std::vector<double>& expected) {
+inline double relative_error(const TestVector<float>& found, const TestVector<double>& expected) {
   double signal = 0;
   for (double x : expected)
     if (std::isfinite(x)) signal = std::max(signal, std::abs(x));
@@ -334,7 +376,8 @@ inline double relative_error(const std::vector<float>& found, const std::vector<
   return signal > 0 ? worst / signal : worst;
 }
 
-// One implementation, in one type, on one instruction set of those compiled in that this machine has.
+// One implementation that takes every mask, in one type, on one instruction set of those compiled in that this machine
+// has. cuDNN, which takes some, has tests of its own.
 struct AttentionVariant {
   const AttentionImplementation* implementation;
   DType dtype;
@@ -347,12 +390,14 @@ inline void PrintTo(const AttentionVariant& v, std::ostream* os) {
 
 inline std::vector<AttentionVariant> attention_variants() {
   std::vector<AttentionVariant> all;
-  for (const AttentionImplementation& implementation : attention_implementation_list())
+  for (const AttentionImplementation& implementation : attention_implementation_list(test_device_kind())) {
+    if (implementation.name == "cudnn") continue;
     for (DType dtype : {DType::f32, DType::bf16}) {
       const bool vector = implementation.name == "vector";
       for (const std::string& target : vector ? cpu::attention_kernel_targets() : std::vector<std::string>{""})
         all.push_back({&implementation, dtype, target});
     }
+  }
   return all;
 }
 

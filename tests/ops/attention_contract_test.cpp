@@ -10,7 +10,7 @@ namespace {
 
 class Recorder : public OpObserver {
  public:
-  void on_op(const OpCost& cost, double) override { last = cost; }
+  void on_op(const OpCost& cost, OpTime) override { last = cost; }
   OpCost last;
 };
 
@@ -28,10 +28,13 @@ struct DryProblem {
   Tensor per_head() const { return tensor(DType::f32, {sizes.heads, sizes.n}); }
   Tensor d_key() const { return tensor(DType::f32, block.key.shape()); }
   Tensor d_out() const { return tensor(block.query.dtype(), block.query.shape()); }
-  void backward() { attention_block_backward(device, block, d_out(), per_head(), per_head(), out(), d_key(), d_key()); }
+  void backward() { 
+    attention_block_backward(device, block, {}, d_out(), per_head(), per_head(), Accumulate::yes, Accumulate::yes,
+                             out(), d_key(), d_key());
+  }
 
   Sizes sizes;
-  Device device{DeviceKind::dry, 1};
+  Device device{test_dry_run()};
   DeviceMemory memory;
   AttentionBlock block;
 };
@@ -46,7 +49,7 @@ TEST(AttentionContract, DryDeviceTouchesNoMemoryAndReportsCosts) {
   EXPECT_EQ(recorder.last.op_class, OpClass::memory);
   EXPECT_EQ(recorder.last.bytes, 4.0 * (1000 * 8 * 64 + 8 * 1000));
 
-  attention_block_forward(p.device, p.block, p.out(), p.per_head());
+  attention_block_forward(p.device, p.block, StateUse::add, p.out(), p.per_head());
   EXPECT_EQ(recorder.last.op, "attention_block_forward");
   EXPECT_EQ(recorder.last.op_class, OpClass::attention);
   EXPECT_EQ(recorder.last.flops, 4.0 * 64 * 8 * 5000);
@@ -73,7 +76,7 @@ TEST(AttentionContract, B120_FlopsCountVisiblePairs) {
     DryProblem p({n, n, 8, 8, 64});
     p.device.observe(&recorder);
     p.block.visible_pairs = visible_pairs(mask, n);
-    attention_block_forward(p.device, p.block, p.out(), p.per_head());
+    attention_block_forward(p.device, p.block, StateUse::add, p.out(), p.per_head());
     return recorder.last.flops;
   };
   EXPECT_EQ(flops(causal(4096, 4096)), 17184063488.0);
@@ -81,25 +84,28 @@ TEST(AttentionContract, B120_FlopsCountVisiblePairs) {
 }
 
 TEST(AttentionContract, NoQueriesOrNoKeysIsNoWork) {
-  Device device(DeviceKind::cpu, 2);
+  Device device(test_device_kind(), 2);
   const Problem p = random_problem({4, 4, 1, 1, 8}, causal(4, 4), DType::f32);
   Tensors tensors(p);
-  std::vector<float> out(32, 3.0f), lse(4, 1.0f);
-  attention_block_forward(device, tensors.block({2, 2}), f32_tensor(out, {4, 1, 8}), f32_tensor(lse, {1, 4}));
+  TestVector<float> out(32, 3.0f), lse(4, 1.0f);
+  attention_block_forward(device, tensors.block({2, 2}), StateUse::add, f32_tensor(out, {4, 1, 8}), f32_tensor(lse, {1, 4}));
+  device.synchronize();
   EXPECT_THAT(out, ::testing::Each(3.0f));
   EXPECT_THAT(lse, ::testing::Each(1.0f));
   AttentionBlock none = tensors.block({0, 4});
   none.query = none.query.slice(0, 0, 0);
   none.lo = none.lo.slice(0, 0, 0);
   none.hi = none.hi.slice(0, 0, 0);
-  attention_block_forward(device, none, f32_tensor(out, {4, 1, 8}).slice(0, 0, 0),
+  none.runs = {};
+  attention_block_forward(device, none, StateUse::add, f32_tensor(out, {4, 1, 8}).slice(0, 0, 0),
                           f32_tensor(lse, {1, 4}).slice(1, 0, 0));
+  device.synchronize();
   EXPECT_THAT(out, ::testing::Each(3.0f));
 }
 
 // A rank may be dealt no heads at all, query heads or both kinds.
 TEST(AttentionContract, NoHeadsIsNoWork) {
-  for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::dry})
+  for (const DeviceKind kind : {test_device_kind(), DeviceKind::dry})
     for (const int64_t kv_heads : {0, 2}) {
       Device device(kind, 2);
       const Problem p = random_problem({4, 4, 2, 2, 8}, causal(4, 4), DType::f32);
@@ -109,13 +115,15 @@ TEST(AttentionContract, NoHeadsIsNoWork) {
       block.key = block.key.slice(1, 0, kv_heads);
       block.value = block.value.slice(1, 0, kv_heads);
       block.dropout = {.probability = 0.5};
-      std::vector<float> out(64, 3.0f), lse(8, 1.0f), d_key(64, 2.0f);
+      TestVector<float> out(64, 3.0f), lse(8, 1.0f), d_key(64, 2.0f);
       const Tensor no_rows = f32_tensor(out, {4, 2, 8}).slice(1, 0, 0), no_lse = f32_tensor(lse, {2, 4}).slice(0, 0, 0);
       const Tensor d_kv = f32_tensor(d_key, {4, 2, 8}).slice(1, 0, kv_heads);
       attention_state_init(device, no_rows, no_lse);
-      attention_block_forward(device, block, no_rows, no_lse);
+      attention_block_forward(device, block, StateUse::add, no_rows, no_lse);
       attention_delta(device, no_rows, no_rows, no_lse);
-      attention_block_backward(device, block, no_rows, no_lse, no_lse, no_rows, d_kv, d_kv);
+      attention_block_backward(device, block, {}, no_rows, no_lse, no_lse, Accumulate::yes, Accumulate::yes, no_rows,
+                               d_kv, d_kv);
+      device.synchronize();
       EXPECT_THAT(out, ::testing::Each(3.0f));
       EXPECT_THAT(lse, ::testing::Each(1.0f));
       EXPECT_THAT(d_key, ::testing::Each(2.0f));
@@ -138,7 +146,7 @@ TEST(AttentionContract, ChecksNameWhatIsWrong) {
     return message_of([&] {
       DryProblem p({6, 5, 4, 2, 8});
       change(p);
-      attention_block_forward(p.device, p.block, p.out(), p.per_head());
+      attention_block_forward(p.device, p.block, StateUse::add, p.out(), p.per_head());
     });
   };
   EXPECT_EQ(forward([](DryProblem&) {}), "nothing thrown");
@@ -170,7 +178,7 @@ TEST(AttentionContract, ChecksNameWhatIsWrong) {
               }),
               HasSubstr("query has stride 2 in its last dimension"));
   DryProblem p({6, 5, 4, 2, 8});
-  EXPECT_THAT(message_of([&] { attention_block_forward(p.device, p.block, p.d_key(), p.per_head()); }),
+  EXPECT_THAT(message_of([&] { attention_block_forward(p.device, p.block, StateUse::add, p.d_key(), p.per_head()); }),
               HasSubstr("out is (5, 2, 8), needs (6, 4, 8)"));
   EXPECT_THAT(message_of([&] {
                 attention_state_init(p.device, p.out(), p.tensor(DType::f32, {6, 4}));
@@ -186,23 +194,27 @@ TEST(AttentionContract, TheListEndsWithTheReferenceThatTakesAll) {
   EXPECT_THAT(attention_implementations(), ::testing::ElementsAre("vector", "reference"));
   DryProblem large({2, 2, 1, 1, 300});
   const auto list = attention_implementation_list();
-  EXPECT_THAT(list[0].declines(large.block), ::testing::HasSubstr("300"));
-  EXPECT_EQ(list[1].declines(large.block), "");
-  EXPECT_EQ(list[0].declines(DryProblem({2, 2, 1, 1, 256}).block), "");
+  Device cpu(DeviceKind::cpu, 1);
+  EXPECT_THAT(list[0].forward_declines(cpu, {.block = large.block}), ::testing::HasSubstr("300"));
+  EXPECT_THAT(list[0].backward_declines(cpu, {.block = large.block}), ::testing::HasSubstr("300"));
+  EXPECT_EQ(list[1].forward_declines(cpu, {.block = large.block}), "");
+  EXPECT_EQ(list[0].forward_declines(cpu, {.block = DryProblem({2, 2, 1, 1, 256}).block}), "");
 }
 
 TEST(AttentionContract, StateInitAndDelta) {
-  Device device(DeviceKind::cpu, 2);
-  std::vector<float> out(2 * 3 * 5, kNaN), lse(6, kNaN);
+  Device device(test_device_kind(), 2);
+  TestVector<float> out(2 * 3 * 5, kNaN), lse(6, kNaN);
   attention_state_init(device, f32_tensor(out, {2, 3, 5}), f32_tensor(lse, {3, 2}));
+  device.synchronize();
   EXPECT_THAT(out, ::testing::Each(0.0f));
   EXPECT_THAT(lse, ::testing::Each(-kInfinity));
 
   for (DType out_type : {DType::f32, DType::bf16})
     for (DType d_out_type : {DType::f32, DType::bf16}) {
       Stored o({1, 2, 3, 4, 5, 6, 7, 8}, out_type), g({1, 1, 2, 0.5f, -1, 1, 0, 3}, d_out_type);
-      std::vector<float> delta(4);
+      TestVector<float> delta(4);
       attention_delta(device, o.tensor({2, 2, 2}), g.tensor({2, 2, 2}), f32_tensor(delta, {2, 2}));
+      device.synchronize();
       EXPECT_THAT(delta, ::testing::ElementsAre(3, 1, 8, 24));  // (heads, queries)
     }
 }
@@ -212,20 +224,20 @@ TEST(AttentionContract, StateInitAndDelta) {
 struct FarApart {
   static constexpr int64_t kRowStride = int64_t{1} << 30;
 
-  FarApart(const Problem& p, Device& device) : sizes(p.sizes), memory(device, 3 * kRowStride * 4) {
+  explicit FarApart(const Problem& p) : sizes(p.sizes), memory(3 * kRowStride * 4) {
     block = Tensors(p).block({0, 3});
     block.query = place(p.query, p.dtype, sizes.heads);
     block.key = place(p.key, p.dtype, sizes.kv_heads);
     block.value = place(p.value, p.dtype, sizes.kv_heads);
     d_out = place(p.d_out, p.dtype, sizes.heads);
-    out = place(std::vector<float>(p.query.size(), 0.0f), DType::f32, sizes.heads);
-    d_query = place(std::vector<float>(p.query.size(), 0.0f), DType::f32, sizes.heads);
-    d_key = place(std::vector<float>(p.key.size(), 0.0f), DType::f32, sizes.kv_heads);
-    d_value = place(std::vector<float>(p.key.size(), 0.0f), DType::f32, sizes.kv_heads);
+    out = place(TestVector<float>(p.query.size(), 0.0f), DType::f32, sizes.heads);
+    d_query = place(TestVector<float>(p.query.size(), 0.0f), DType::f32, sizes.heads);
+    d_key = place(TestVector<float>(p.key.size(), 0.0f), DType::f32, sizes.kv_heads);
+    d_value = place(TestVector<float>(p.key.size(), 0.0f), DType::f32, sizes.kv_heads);
   }
 
   // A (3, heads, D) view that holds `values`.
-  Tensor place(const std::vector<float>& values, DType dtype, int64_t heads) {
+  Tensor place(const TestVector<float>& values, DType dtype, int64_t heads) {
     const int64_t width = heads * sizes.head_size;
     void* const data = static_cast<char*>(memory.data()) + 4096 * placed++;
     for (int64_t i = 0; i < 3; ++i)
@@ -239,15 +251,15 @@ struct FarApart {
     return {data, dtype, {3, heads, sizes.head_size}, {kRowStride, sizes.head_size, 1}};
   }
 
-  static std::vector<float> compact(const Tensor& t) {
-    std::vector<float> values;
+  static TestVector<float> compact(const Tensor& t) {
+    TestVector<float> values;
     for (int64_t i = 0; i < 3; ++i)
       for (int64_t d = 0; d < t.dim(1) * t.dim(2); ++d) values.push_back(t.data<float>()[i * kRowStride + d]);
     return values;
   }
 
   Sizes sizes;
-  DeviceMemory memory;
+  SparseMemory memory;
   int64_t placed = 0;
   AttentionBlock block;
   Tensor d_out, out, d_query, d_key, d_value;
@@ -260,17 +272,26 @@ INSTANTIATE_TEST_SUITE_P(EveryImplementation, AttentionFarApart, ::testing::Valu
 TEST_P(AttentionFarApart, B107_RowStrideOf2To30Elements) {
   const Problem p = random_problem({3, 3, 4, 2, 8}, causal(3, 3), dtype());
   const Results<float> expected = run(implementation(), p);
-  Device device(DeviceKind::cpu, 1);
-  FarApart far(p, device);
+  Device device(test_device_kind(), 1);
+  FarApart far(p);
   Tensors positions(p);
   far.block.lo = positions.block({0, 3}).lo;
   far.block.hi = positions.block({0, 3}).hi;
-  std::vector<float> lse(12), delta(12);
+  far.block.runs = {};
+  TestVector<float> lse(12), delta(12);
   attention_state_init(device, far.out, f32_tensor(lse, {4, 3}));
-  implementation().forward(device, far.block, far.out, f32_tensor(lse, {4, 3}));
+  attend_with(implementation(), device, AttentionForward{far.block, StateUse::add, far.out, f32_tensor(lse, {4, 3})});
   attention_delta(device, far.out, far.d_out, f32_tensor(delta, {4, 3}));
-  implementation().backward(device, far.block, far.d_out, f32_tensor(lse, {4, 3}), f32_tensor(delta, {4, 3}),
-                            far.d_query, far.d_key, far.d_value);
+  attend_with(implementation(), device,
+              AttentionBackward{.block = far.block,
+                                .out = {},
+                                .d_out = far.d_out,
+                                .lse = f32_tensor(lse, {4, 3}),
+                                .delta = f32_tensor(delta, {4, 3}),
+                                .d_query = far.d_query,
+                                .d_key = far.d_key,
+                                .d_value = far.d_value});
+  device.synchronize();
   EXPECT_EQ(FarApart::compact(far.out), expected.out);
   EXPECT_EQ(lse, expected.lse);
   EXPECT_EQ(FarApart::compact(far.d_query), expected.d_query);
@@ -283,17 +304,20 @@ TEST_P(AttentionFarApart, B106_PositionsBeyond32Bits) {
   constexpr int64_t kOrigin = int64_t{5} << 32;
   const Problem p = random_problem({20, 20, 2, 1, 8}, causal(20, 20), dtype());
   const Results<float> expected = run(implementation(), p);
-  Device device(DeviceKind::cpu, 1);
+  Device device(test_device_kind(), 1);
   Tensors tensors(p);
   AttentionBlock block = tensors.block({0, 20});
   block.key_begin = kOrigin;
+  block.runs = {};
   for (int64_t i = 0; i < 20; ++i) {
     block.lo.data<int64_t>()[i] = i % 2 == 0 ? kOrigin : std::numeric_limits<int64_t>::min();
     block.hi.data<int64_t>()[i] = i == 19 ? std::numeric_limits<int64_t>::max() : kOrigin + i + 1;
   }
-  std::vector<float> out(p.query.size()), lse(40);
+  TestVector<float> out(p.query.size()), lse(40);
   attention_state_init(device, f32_tensor(out, {20, 2, 8}), f32_tensor(lse, {2, 20}));
-  implementation().forward(device, block, f32_tensor(out, {20, 2, 8}), f32_tensor(lse, {2, 20}));
+  attend_with(implementation(), device,
+              AttentionForward{block, StateUse::add, f32_tensor(out, {20, 2, 8}), f32_tensor(lse, {2, 20})});
+  device.synchronize();
   EXPECT_EQ(out, expected.out);
   EXPECT_EQ(lse, expected.lse);
 }

@@ -79,9 +79,9 @@ Problem part_of(const Problem& p, int64_t begin, int64_t end, int64_t first, int
   part.mask = Mask(p.mask.begin() + begin, p.mask.begin() + end);
   part.query_begin = p.query_begin + begin;
   part.dropout.first_head = p.dropout.first_head + first;
-  const auto cut = [&](const std::vector<float>& values, int64_t heads, int64_t row_begin, int64_t row_end,
-                       int64_t from, int64_t to) {
-    std::vector<float> piece;
+  const auto cut = [&](const TestVector<float>& values, int64_t heads, int64_t row_begin, int64_t row_end, int64_t from,
+                       int64_t to) {
+    TestVector<float> piece;
     for (int64_t i = row_begin; i < row_end; ++i)
       piece.insert(piece.end(), values.begin() + (i * heads + from) * D, values.begin() + (i * heads + to) * D);
     return piece;
@@ -100,13 +100,13 @@ TEST_P(AttentionWithDropout, B078_QueriesAndHeadsDealtToRanks) {
   const Problem p = problem({n, n, heads, 2, D}, causal(n, n), 0.4);
   const Results<float> whole = run(implementation(), p);
   expect_close(whole, oracle(p));
-  std::vector<double> d_key(p.key.size(), 0.0);
+  TestVector<double> d_key(p.key.size(), 0.0);
   for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 17}, {17, 60}, {60, 90}})
     for (const int64_t first : {0, 2}) {
       const Problem part = part_of(p, begin, end, first, first + 2);
       const Results<float> r = run(implementation(), part);
       expect_close(r, oracle(part));
-      std::vector<double> expected;
+      TestVector<double> expected;
       for (int64_t i = begin; i < end; ++i)
         expected.insert(expected.end(), whole.out.begin() + (i * heads + first) * D,
                         whole.out.begin() + (i * heads + first + 2) * D);
@@ -132,7 +132,7 @@ TEST_P(AttentionWithDropout, MasksDiffer) {
     }
     return r.out;
   };
-  std::vector<std::vector<float>> masks{mask_of(p)};
+  std::vector<TestVector<float>> masks{mask_of(p)};
   for (int change = 0; change < 5; ++change) {
     Problem other = p;
     if (change == 0) other.dropout.key += 1;

@@ -18,22 +18,22 @@ bool sees(const Problem& p, int64_t i, int64_t j) {
 }
 
 // Rows of `width` values; row `token` of `found` and `clean` hold the same bits.
-bool same_row(const std::vector<float>& found, const std::vector<float>& clean, int64_t token, int64_t width) {
+bool same_row(const TestVector<float>& found, const TestVector<float>& clean, int64_t token, int64_t width) {
   return std::memcmp(&found[token * width], &clean[token * width], static_cast<size_t>(width) * sizeof(float)) == 0;
 }
 
-bool row_is_nan(const std::vector<float>& values, int64_t token, int64_t width) {
+bool row_is_nan(const TestVector<float>& values, int64_t token, int64_t width) {
   return std::all_of(&values[token * width], &values[token * width] + width, [](float x) { return std::isnan(x); });
 }
 
-void spoil_row(std::vector<float>& values, int64_t token, int64_t width, float with) {
+void spoil_row(TestVector<float>& values, int64_t token, int64_t width, float with) {
   std::fill_n(&values[token * width], width, with);
 }
 
 // (heads, n) -> (n, heads), so that all of a query's values are one row.
-std::vector<float> by_query(const std::vector<float>& per_head, int64_t heads) {
+TestVector<float> by_query(const TestVector<float>& per_head, int64_t heads) {
   const int64_t n = static_cast<int64_t>(per_head.size()) / heads;
-  std::vector<float> result(per_head.size());
+  TestVector<float> result(per_head.size());
   for (int64_t a = 0; a < heads; ++a)
     for (int64_t i = 0; i < n; ++i) result[i * heads + a] = per_head[a * n + i];
   return result;
@@ -51,7 +51,7 @@ void spoil_key(const AttentionImplementation& implementation, const Problem& p, 
   run_forward(implementation, spoilt, {}, forward);
   Results<float> backward = clean;
   run_backward(implementation, spoilt, {}, backward);
-  const std::vector<float> lse = by_query(forward.lse, p.sizes.heads), clean_lse = by_query(clean.lse, p.sizes.heads);
+  const TestVector<float> lse = by_query(forward.lse, p.sizes.heads), clean_lse = by_query(clean.lse, p.sizes.heads);
   for (int64_t i = 0; i < p.sizes.n; ++i) {
     if (sees(p, i, j)) {
       ASSERT_TRUE(!std::isnan(with) || row_is_nan(forward.out, i, q_width)) << "query " << i << " sees key " << j;
@@ -136,12 +136,15 @@ TEST_P(AttentionIsolation, ForbiddenNaNsAmongIntervalsInNoOrder) {
 TEST_P(AttentionIsolation, B026_StateOfQueriesThatSeeNothingStays) {
   const Problem p = random_problem({60, 60, 2, 1, 8}, padded(60), dtype());
   Tensors tensors(p);
-  Device device(DeviceKind::cpu, 1);
-  std::vector<float> out(p.query.size()), lse(120);
+  Device device(test_device_kind(), 1);
+  TestVector<float> out(p.query.size()), lse(120);
   for (size_t i = 0; i < out.size(); ++i) out[i] = i % 3 == 0 ? -0.0f : static_cast<float>(i);
   for (size_t i = 0; i < lse.size(); ++i) lse[i] = static_cast<float>(i) - 30;
-  const std::vector<float> out_before = out, lse_before = lse;
-  implementation().forward(device, tensors.block({0, 60}), f32_tensor(out, {60, 2, 8}), f32_tensor(lse, {2, 60}));
+  const TestVector<float> out_before = out, lse_before = lse;
+  attend_with(implementation(), device,
+              AttentionForward{tensors.block({0, 60}), StateUse::add, f32_tensor(out, {60, 2, 8}),
+                               f32_tensor(lse, {2, 60})});
+  device.synchronize();
   int64_t kept = 0;
   for (int64_t i = 0; i < 60; ++i) {
     if (p.mask[static_cast<size_t>(i)].lo < p.mask[static_cast<size_t>(i)].hi) {
@@ -155,7 +158,7 @@ TEST_P(AttentionIsolation, B026_StateOfQueriesThatSeeNothingStays) {
   EXPECT_EQ(kept, 20);
 }
 
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+bool same_bits(const TestVector<float>& a, const TestVector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 

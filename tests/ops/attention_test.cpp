@@ -17,7 +17,8 @@ class Attention : public AttentionTest {
   // Skips what the implementation declines; the last of the list declines nothing.
   bool declined(const Problem& p) const {
     Tensors tensors(p);
-    return !implementation().declines(tensors.block({0, p.sizes.m})).empty();
+    Device device(test_device_kind(), 1);
+    return !implementation().forward_declines(device, {.block = tensors.block({0, p.sizes.m})}).empty();
   }
 
   void expect_matches_oracle(const Problem& p, const RunOptions& options = {}) const {
@@ -126,9 +127,11 @@ std::pair<float, float> attend_once(const AttentionImplementation& implementatio
                                     float score, float value, bool sees) {
   Problem p{{1, 1, 1, 1, 2}, dtype, 1.0f, {{0, sees ? 1 : 0}}, {1, 0}, {score, 0}, {value, value}, {0, 0}};
   Tensors tensors(p);
-  Device device(DeviceKind::cpu, 1);
-  std::vector<float> o{out, out}, l{lse};
-  implementation.forward(device, tensors.block({0, 1}), f32_tensor(o, {1, 1, 2}), f32_tensor(l, {1, 1}));
+  Device device(test_device_kind(), 1);
+  TestVector<float> o{out, out}, l{lse};
+  attend_with(implementation, device,
+              AttentionForward{tensors.block({0, 1}), StateUse::add, f32_tensor(o, {1, 1, 2}), f32_tensor(l, {1, 1})});
+  device.synchronize();
   EXPECT_EQ(o[0], o[1]);
   return {o[0], l[0]};
 }
@@ -163,18 +166,18 @@ TEST_P(Attention, StridedViews) {
   const Problem p = random_problem(s, causal(37, 37), dtype());
   if (declined(p)) return;
   const int64_t all = s.heads + 2 * s.kv_heads;
-  const auto fuse = [&](const std::vector<float>& q, const std::vector<float>& k, const std::vector<float>& v) {
-    std::vector<float> fused;
+  const auto fuse = [&](const TestVector<float>& q, const TestVector<float>& k, const TestVector<float>& v) {
+    TestVector<float> fused;
     for (int64_t i = 0; i < s.n; ++i)
       for (const auto& [part, heads] : {std::pair{&q, s.heads}, std::pair{&k, s.kv_heads}, std::pair{&v, s.kv_heads}})
         fused.insert(fused.end(), part->begin() + i * heads * s.head_size,
                      part->begin() + (i + 1) * heads * s.head_size);
     return fused;
   };
-  const std::vector<float> zeros_q(p.query.size(), 0.0f), zeros_k(p.key.size(), 0.0f);
+  const TestVector<float> zeros_q(p.query.size(), 0.0f), zeros_k(p.key.size(), 0.0f);
   Stored qkv(fuse(p.query, p.key, p.value), dtype());
-  std::vector<float> out = fuse(zeros_q, zeros_k, zeros_k), d_qkv = out, lse(static_cast<size_t>(s.heads * s.n));
-  std::vector<float> delta = lse;
+  TestVector<float> out = fuse(zeros_q, zeros_k, zeros_k), d_qkv = out, lse(static_cast<size_t>(s.heads * s.n));
+  TestVector<float> delta = lse;
   const Shape shape{s.n, all, s.head_size};
   const auto parts = [&](const Tensor& t) {
     return std::array{t.slice(1, 0, s.heads), t.slice(1, s.heads, s.heads + s.kv_heads),
@@ -186,14 +189,23 @@ TEST_P(Attention, StridedViews) {
   block.query = q;
   block.key = k;
   block.value = v;
-  Device device(DeviceKind::cpu, 1);
+  Device device(test_device_kind(), 1);
   const Tensor out_tensor = f32_tensor(out, shape).slice(1, 0, s.heads);
   const Tensor lse_tensor = f32_tensor(lse, {s.heads, s.n}), delta_tensor = f32_tensor(delta, {s.heads, s.n});
   attention_state_init(device, out_tensor, lse_tensor);
-  implementation().forward(device, block, out_tensor, lse_tensor);
+  attend_with(implementation(), device, AttentionForward{block, StateUse::add, out_tensor, lse_tensor});
   attention_delta(device, out_tensor, tensors.d_out(), delta_tensor);
   const auto [dq, dk, dv] = parts(f32_tensor(d_qkv, shape));
-  implementation().backward(device, block, tensors.d_out(), lse_tensor, delta_tensor, dq, dk, dv);
+  attend_with(implementation(), device,
+              AttentionBackward{.block = block,
+                                .out = {},
+                                .d_out = tensors.d_out(),
+                                .lse = lse_tensor,
+                                .delta = delta_tensor,
+                                .d_query = dq,
+                                .d_key = dk,
+                                .d_value = dv});
+  device.synchronize();
 
   const Results<float> compact = run(implementation(), p);
   EXPECT_EQ(out, fuse(compact.out, zeros_k, zeros_k));
@@ -203,7 +215,7 @@ TEST_P(Attention, StridedViews) {
 
 // The mean of the visible positions, and the log of their number.
 void expect_probe(const AttentionImplementation& implementation, const Mask& mask, DType dtype,
-                  const std::vector<double>& means) {
+                  const TestVector<double>& means) {
   const int64_t n = static_cast<int64_t>(mask.size());
   const Problem p = uniform_probe({n, n, 2, 1, 4}, mask, dtype);
   for (int64_t blocks : {1, 2, 4}) {
@@ -227,14 +239,14 @@ TEST_P(Attention, B006_UniformProbeOfFullAttention) {
 }
 
 TEST_P(Attention, B022_UniformProbeOfAWindow) {
-  std::vector<double> means{0, 0.5, 1};
+  TestVector<double> means{0, 0.5, 1};
   for (int t = 3; t < 16; ++t) means.push_back(t - 1.5);
   EXPECT_EQ(means[8], 6.5);
   expect_probe(implementation(), window(16, 4), dtype(), means);
 }
 
 TEST_P(Attention, B034_UniformProbeOfTwoDocuments) {
-  std::vector<double> means;
+  TestVector<double> means;
   for (int t = 0; t < 5; ++t) means.push_back(t / 2.0);
   for (int t = 5; t < 16; ++t) means.push_back((5 + t) / 2.0);
   expect_probe(implementation(), documents({5, 11}), dtype(), means);

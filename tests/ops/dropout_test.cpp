@@ -14,29 +14,33 @@ namespace {
 
 using test::expect_close;
 using test::Operand;
+using test::TestVector;
 
 constexpr uint64_t kKey = 0x123456789abcdef0;
 
 // Tokens in no order, some past 2^32.
-std::vector<int64_t> spread_tokens(int64_t count) {
-  std::vector<int64_t> tokens;
+TestVector<int64_t> spread_tokens(int64_t count) {
+  TestVector<int64_t> tokens;
   for (int64_t i = 0; i < count; ++i) tokens.push_back(i * 7919 % 1000 + (i % 3) * (int64_t{1} << 40));
   return tokens;
 }
 
-Tensor tensor_of(std::vector<int64_t>& tokens) {
+Tensor tensor_of(TestVector<int64_t>& tokens) {
   return {tokens.data(), DType::i64, Shape{static_cast<int64_t>(tokens.size())}};
 }
 
 class DropoutTest : public test::BothTypes {};
 
 TEST_P(DropoutTest, AddsWhatIsKeptTimesTheInverseShare) {
-  for (const int64_t width : {1, 6, 257, 600})
+  for (const int64_t width : {1, 6, 257, 600, 4096})
     for (const double p : {0.1, 0.5, 0.9}) {
       const Dropout dropout{p, kKey};
       const Shape shape{9, width};
-      std::vector<int64_t> tokens = spread_tokens(9);
-      Operand x(DType::f32, shape, 3), z(dtype(), shape, 5), y(DType::f32, shape, 2), d_z(dtype(), shape);
+      TestVector<int64_t> tokens = spread_tokens(9);
+      // Rows apart by what forbids wide accesses, or by a multiple of them.
+      const int64_t padding = width == 4096 || width == 600 ? 16 : 1;
+      Operand x(DType::f32, shape, 3 * padding), z(dtype(), shape, 5 * padding), y(DType::f32, shape, 2 * padding);
+      Operand d_z(dtype(), shape);
       x.random(1), z.random(2);
       const ref::Matrix kept = ref::dropped(z.matrix(), tokens, dropout);
       dropout_add(device_, dropout, tensor_of(tokens), x, z, y);
@@ -51,7 +55,7 @@ TEST_P(DropoutTest, AddsWhatIsKeptTimesTheInverseShare) {
 
 TEST_P(DropoutTest, MeanShareAndExactScale) {
   for (const double p : {0.1, 0.25, 0.5}) {
-    std::vector<int64_t> tokens = spread_tokens(200);
+    TestVector<int64_t> tokens = spread_tokens(200);
     Operand z(dtype(), Shape{200, 300}), y(dtype(), Shape{200, 300});
     z.constant(1);
     dropout_add(device_, {p, kKey}, tensor_of(tokens), Tensor(), z, y);
@@ -70,13 +74,13 @@ TEST_P(DropoutTest, MeanShareAndExactScale) {
 TEST_P(DropoutTest, InPlaceAndInAnySplitOfRowsTheSameBits) {
   const Dropout dropout{0.3, kKey};
   const Shape shape{67, 514};
-  std::vector<int64_t> index = spread_tokens(67);
+  TestVector<int64_t> index = spread_tokens(67);
   const Tensor tokens = tensor_of(index);
   Operand x(dtype(), shape), z(dtype(), shape), y(dtype(), shape);
   x.random(1), z.random(2);
   dropout_add(device_, dropout, tokens, x, z, y);
   for (const int threads : {1, 3}) {
-    Device other(DeviceKind::cpu, threads);
+    Device other(test::test_device_kind(), threads);
     for (const bool over_x : {true, false}) {
       Operand a(dtype(), shape), b(dtype(), shape);
       a.random(1), b.random(2);
@@ -112,10 +116,10 @@ INSTANTIATE_TEST_SUITE_P(Types, DropoutTest, testing::Values(DType::f32, DType::
 
 // A row's mask is its token's, on whichever rank and place in memory the token lies.
 TEST(Dropout, B078_TheMaskFollowsTheToken) {
-  Device device(DeviceKind::cpu, 2);
+  Device device(test::test_device_kind(), 2);
   const Dropout dropout{0.5, dropout_key(7, 3, 1, "mlp")};
   constexpr int64_t kTokens = 64, kWidth = 40;
-  std::vector<int64_t> index(kTokens);
+  TestVector<int64_t> index(kTokens);
   std::iota(index.begin(), index.end(), 0);
   Operand ones(DType::f32, Shape{kTokens, kWidth}), whole(DType::f32, Shape{kTokens, kWidth});
   ones.constant(1);
@@ -126,7 +130,7 @@ TEST(Dropout, B078_TheMaskFollowsTheToken) {
   };
   // Zigzag over two ranks: rank 0 holds the first and the last quarter, rank 1 those between.
   for (const int64_t first : {0, 16}) {
-    std::vector<int64_t> part;
+    TestVector<int64_t> part;
     for (int64_t i = 0; i < 32; ++i) part.push_back(i < 16 ? first + i : 32 - first + i);
     Operand found(DType::f32, Shape{32, kWidth});
     dropout_add(device, dropout, tensor_of(part), Tensor(), ones.tensor().slice(0, 0, 32), found);
@@ -150,9 +154,9 @@ TEST(Dropout, KeysDifferInEveryPart) {
 }
 
 TEST(Dropout, DroppedNaNsDoNoHarm) {
-  Device device(DeviceKind::cpu, 1);
+  Device device(test::test_device_kind(), 1);
   const Dropout dropout{0.5, kKey};
-  std::vector<int64_t> tokens = {5};
+  TestVector<int64_t> tokens = {5};
   Operand z(DType::f32, Shape{1, 64}), y(DType::f32, Shape{1, 64});
   z.constant(1);
   const std::vector<double> expected = ref::dropped(z.matrix(), tokens, dropout).values;
@@ -167,8 +171,8 @@ TEST(Dropout, RuleTakesWhatIsBelowOne) {
   EXPECT_EQ(DropoutRule(0).threshold, 0u);
   EXPECT_EQ(DropoutRule(1 - 1e-15).threshold, 0xffffffffu);
   for (const double bad : {1.0, 1.5, -0.1, std::nan("")}) EXPECT_THROW(DropoutRule{bad}, InternalError) << bad;
-  Device device(DeviceKind::cpu, 1);
-  std::vector<int64_t> tokens = {0, 1};
+  Device device(test::test_device_kind(), 1);
+  TestVector<int64_t> tokens = {0, 1};
   Operand z(DType::f32, Shape{3, 4});
   z.random(1);
   EXPECT_THROW(dropout_backward(device, {0.5, 1}, tensor_of(tokens), z, z), InternalError);

@@ -10,16 +10,17 @@ namespace {
 
 using test::expect_close;
 using test::Operand;
+using test::TestVector;
 
 constexpr int64_t kVocabulary = 257;
 
-std::vector<int32_t> some_tokens(int64_t count) {
-  std::vector<int32_t> tokens;
+TestVector<int32_t> some_tokens(int64_t count) {
+  TestVector<int32_t> tokens;
   for (int64_t t = 0; t < count; ++t) tokens.push_back(static_cast<int32_t>(t * t * 31 % kVocabulary % (count + 3)));
   return tokens;
 }
 
-Tensor tensor_of(std::vector<int32_t>& tokens) {
+Tensor tensor_of(TestVector<int32_t>& tokens) {
   return {tokens.data(), DType::i32, Shape{static_cast<int64_t>(tokens.size())}};
 }
 
@@ -28,7 +29,7 @@ class EmbeddingTest : public test::BothTypes {};
 TEST_P(EmbeddingTest, MatchesReference) {
   for (const int64_t count : {1, 3, 17})
     for (const int64_t width : {10, 130}) {
-      std::vector<int32_t> tokens = some_tokens(count);
+      TestVector<int32_t> tokens = some_tokens(count);
       Operand weight(dtype(), Shape{kVocabulary, width}, 3), y(dtype(), Shape{count, width}, 5);
       Operand d_y(dtype(), Shape{count, width}, 1), d_weight(DType::f32, Shape{kVocabulary, width});
       weight.random(1), d_y.random(2), d_weight.random(3);
@@ -39,6 +40,26 @@ TEST_P(EmbeddingTest, MatchesReference) {
       embedding_backward(device_, tensor_of(tokens), d_y, d_weight);
       expect_close(d_weight, expected, "d_weight");
     }
+}
+
+// Tokens that come again hundreds of times: their sums are long, and the same bits every time.
+TEST_P(EmbeddingTest, FrequentTokens) {
+  for (const int64_t width : {10, 72}) {
+    constexpr int64_t kCount = 3000;
+    TestVector<int32_t> tokens;
+    for (int64_t t = 0; t < kCount; ++t)
+      tokens.push_back(static_cast<int32_t>(t % 10 == 0 ? t % kVocabulary : t % 10 < 5 ? 7 : t * t % 5 + 7));
+    Operand d_y(dtype(), Shape{kCount, width}, 8);
+    d_y.random(2);
+    Operand d_weight(DType::f32, Shape{kVocabulary, width}), again(DType::f32, Shape{kVocabulary, width});
+    d_weight.random(3), again.random(3);
+    const auto expected = test::sum(ref::embedding_backward(tokens, d_y.matrix(), kVocabulary), d_weight.matrix());
+    embedding_backward(device_, tensor_of(tokens), d_y, d_weight);
+    // Rows of a thousand terms stand beside rows of ten, which set the level that errors are held against.
+    expect_close(d_weight.values(), expected.values, 1e-5, "d_weight");
+    embedding_backward(device_, tensor_of(tokens), d_y, again);
+    EXPECT_EQ(again.bytes(), d_weight.bytes());
+  }
 }
 
 TEST_P(EmbeddingTest, BiasMatchesReference) {
@@ -61,12 +82,13 @@ TEST_P(EmbeddingTest, BiasMatchesReference) {
 INSTANTIATE_TEST_SUITE_P(Types, EmbeddingTest, testing::Values(DType::f32, DType::bf16), test::type_name);
 
 TEST(Embedding, RefusesTokensOutsideTheVocabulary) {
-  Device device(DeviceKind::cpu, 1);
+  if (test::testing_cuda()) GTEST_SKIP() << "ids cannot be looked at without waiting for the GPU";
+  Device device(test::test_device_kind(), 1);
   Operand weight(DType::f32, Shape{kVocabulary, 4}), y(DType::f32, Shape{3, 4}),
       d_weight(DType::f32, Shape{kVocabulary, 4});
   weight.random(1), y.random(2), d_weight.constant(0);
   for (const int32_t bad : {static_cast<int32_t>(kVocabulary), -1}) {
-    std::vector<int32_t> tokens = {0, 1, bad};
+    TestVector<int32_t> tokens = {0, 1, bad};
     try {
       embedding_forward(device, tensor_of(tokens), weight, y);
       FAIL() << "no exception for " << bad;

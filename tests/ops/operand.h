@@ -13,6 +13,7 @@
 #include "device/device.h"
 #include "ops/ref/matrix.h"
 #include "tensor/tensor.h"
+#include "tests/device.h"
 
 namespace farspan::test {
 
@@ -52,6 +53,7 @@ class Operand {
   // value(i) for the element with row-major index i.
   template <typename Value>
   Operand& set(const Value& value) {
+    wait_for_test_device();
     for (int64_t i = 0; i < tensor_.numel(); ++i) put(offset_of(i), value(i));
     return *this;
   }
@@ -59,11 +61,19 @@ class Operand {
     return set([&](int64_t i) { return values.at(static_cast<size_t>(i)); });
   }
 
-  ref::Matrix matrix() const { return ref::matrix_of(tensor_); }
+  // What the ops so far have left; these wait for them.
+  ref::Matrix matrix() const {
+    wait_for_test_device();
+    return ref::matrix_of(tensor_);
+  }
   std::vector<double> values() const { return matrix().values; }
-  const std::vector<uint8_t>& bytes() const { return bytes_; }
+  std::vector<uint8_t> bytes() const {
+    wait_for_test_device();
+    return {bytes_.begin(), bytes_.end()};
+  }
 
   bool guards_intact() const {
+    wait_for_test_device();
     const int64_t element = size_of(tensor_.dtype());
     const int64_t period = std::max<int64_t>(1, period_ * element);
     for (size_t i = 0; i < bytes_.size(); ++i)
@@ -88,6 +98,9 @@ class Operand {
       case DType::bf16:
         tensor_.data<BFloat16>()[offset] = to_bfloat16(static_cast<float>(value));
         break;
+      case DType::f64:
+        tensor_.data<double>()[offset] = value;
+        break;
       case DType::i32:
         tensor_.data<int32_t>()[offset] = static_cast<int32_t>(value);
         break;
@@ -99,9 +112,23 @@ class Operand {
     }
   }
 
-  std::vector<uint8_t> bytes_;
+  TestVector<uint8_t> bytes_;
   Tensor tensor_;
   int64_t period_ = 0, inner_ = 0;
+};
+
+// The one f64 that a summing op adds to.
+class Sum {
+ public:
+  operator Tensor() { return {value_.data(), DType::f64, Shape{1}}; }  // NOLINT: used wherever a tensor is
+  double value() const {
+    wait_for_test_device();
+    return value_[0];
+  }
+  void set(double value) { value_[0] = value; }
+
+ private:
+  TestVector<double> value_ = TestVector<double>(1, 0.0);
 };
 
 // How far a result may lie from the fp64 reference, relative to the larger of its value and the root mean square of the
@@ -162,7 +189,7 @@ constexpr double kNumericTolerance = 1e-7;
 class BothTypes : public testing::TestWithParam<DType> {
  protected:
   DType dtype() const { return GetParam(); }
-  Device device_{DeviceKind::cpu, 2};
+  Device device_{test_device_kind(), 2};
 };
 inline std::string type_name(const testing::TestParamInfo<DType>& info) { return std::string(name_of(info.param)); }
 

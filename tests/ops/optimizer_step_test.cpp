@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/optimizer_step.h"
 
+#include <memory>
+
 #include "ops/ref/optimizer_step.h"
 #include "tests/ops/operand.h"
 
@@ -18,7 +20,7 @@ struct OneWeight {
     adamw_step(device, adamw, gradient, weight, m, v, Tensor());
     return weight.values()[0];
   }
-  Device device{DeviceKind::cpu, 1};
+  Device device{test::test_device_kind(), 1};
   Operand gradient{DType::f32, Shape{1}}, weight{DType::f32, Shape{1}}, m{DType::f32, Shape{1}},
       v{DType::f32, Shape{1}};
 };
@@ -37,7 +39,7 @@ TEST(OptimizerStep, B072_DecayComesBeforeTheUpdate) {
 }
 
 TEST(OptimizerStep, B073_ZeroGradientLeavesWeightsToTheDecayAlone) {
-  Device device(DeviceKind::cpu, 2);
+  Device device(test::test_device_kind(), 2);
   Operand gradient(DType::f32, Shape{257}), weight(DType::f32, Shape{257}), m(DType::f32, Shape{257}),
       v(DType::f32, Shape{257});
   gradient.constant(0), weight.random(1), m.constant(0), v.constant(0);
@@ -50,7 +52,7 @@ TEST(OptimizerStep, B073_ZeroGradientLeavesWeightsToTheDecayAlone) {
 }
 
 TEST(OptimizerStep, AdamWMatchesReferenceOverSteps) {
-  Device device(DeviceKind::cpu, 2);
+  Device device(test::test_device_kind(), 2);
   for (const int64_t n : {1, 3, 17, 257}) {
     Operand gradient(DType::f32, Shape{n}), weight(DType::f32, Shape{n}), m(DType::f32, Shape{n}),
         v(DType::f32, Shape{n});
@@ -73,7 +75,7 @@ TEST(OptimizerStep, AdamWMatchesReferenceOverSteps) {
 }
 
 TEST(OptimizerStep, SgdMatchesReference) {
-  Device device(DeviceKind::cpu, 2);
+  Device device(test::test_device_kind(), 2);
   Operand gradient(DType::f32, Shape{3, 10}), weight(DType::f32, Shape{3, 10}), compute(DType::bf16, Shape{3, 10});
   gradient.random(1), weight.random(2);
   const SgdStep sgd{.lr = 0.5, .weight_decay = 0.1, .gradient_scale = 0.7};
@@ -86,7 +88,7 @@ TEST(OptimizerStep, SgdMatchesReference) {
 
 // The copy that the model reads is the new weight in its own type, and having one changes nothing else.
 TEST(OptimizerStep, TheCopyMayHaveEitherType) {
-  Device device(DeviceKind::cpu, 2);
+  Device device(test::test_device_kind(), 2);
   constexpr int64_t kCount = 37;
   std::vector<std::vector<double>> weights_of[2];
   for (const DType copy_type : {DType::f32, DType::bf16, DType::i32 /* no copy */}) {
@@ -115,8 +117,54 @@ TEST(OptimizerStep, TheCopyMayHaveEitherType) {
   }
 }
 
+// Many parameters of any size, address, copy and decay at once: the bits of one step after the other.
+TEST(OptimizerStep, ManyParametersInOneCall) {
+  struct Parameter {
+    Parameter(int64_t i, int64_t n)
+        : gradient(DType::f32, Shape{n}),
+          weight(DType::f32, Shape{n}),
+          m(DType::f32, Shape{n}),
+          v(DType::f32, Shape{n}),
+          copy(i % 3 == 0 ? DType::f32 : DType::bf16, Shape{n}),
+          first(i % 4 == 1 && n > 0 ? 1 : 0),
+          copies(i % 3 != 2),
+          decay(i % 2 == 0 ? 0.1 : 0) {
+      const uint64_t seed = static_cast<uint64_t>(i);
+      gradient.random(seed), weight.random(seed + 1000), m.random(seed + 2000, 0.1), v.constant(0.01), copy.constant(0);
+    }
+    AdamWTensors tensors() const {
+      const auto part = [&](const Operand& operand) { return operand.tensor().slice(0, first, operand.tensor().dim(0)); };
+      return {part(gradient), part(weight), part(m), part(v), copies ? part(copy) : Tensor(), decay};
+    }
+    Operand gradient, weight, m, v, copy;
+    int64_t first;
+    bool copies;
+    double decay;
+  };
+  Device device(test::test_device_kind(), 2);
+  std::vector<std::unique_ptr<Parameter>> once, apart;
+  for (int64_t i = 0; i < 150; ++i)
+    for (auto* parameters : {&once, &apart})
+      parameters->push_back(std::make_unique<Parameter>(i, i % 50 == 3 ? 70001 : i * i % 257));
+  AdamWStep adamw{.lr = 0.1, .weight_decay = 5, .step = 3, .gradient_scale = 0.5};
+  std::vector<AdamWTensors> tensors;
+  for (const auto& parameter : once) tensors.push_back(parameter->tensors());
+  adamw_step_many(device, adamw, tensors);
+  for (const auto& parameter : apart) {
+    const AdamWTensors t = parameter->tensors();
+    adamw.weight_decay = t.weight_decay;
+    adamw_step(device, adamw, t.gradient, t.weight, t.m, t.v, t.compute_weight);
+  }
+  for (size_t i = 0; i < once.size(); ++i) {
+    EXPECT_EQ(once[i]->weight.bytes(), apart[i]->weight.bytes()) << i;
+    EXPECT_EQ(once[i]->m.bytes(), apart[i]->m.bytes()) << i;
+    EXPECT_EQ(once[i]->v.bytes(), apart[i]->v.bytes()) << i;
+    EXPECT_EQ(once[i]->copy.bytes(), apart[i]->copy.bytes()) << i;
+  }
+}
+
 TEST(OptimizerStep, RefusesWhatDoesNotFit) {
-  Device device(DeviceKind::dry, 1);
+  Device device(test::test_dry_run());
   Operand a(DType::f32, Shape{4}), b(DType::f32, Shape{5});
   EXPECT_THROW(adamw_step(device, {}, b, a, a, a, Tensor()), InternalError);
   EXPECT_THROW(adamw_step(device, {}, a, a, a, a, b), InternalError);

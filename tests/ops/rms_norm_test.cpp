@@ -12,8 +12,12 @@ using test::Operand;
 
 constexpr double kEpsilon = 1e-5;
 
-// Token norms (T, H), and head norms (T, A, D) inside a wider row.
-const std::vector<Shape> kShapes = {{1, 10}, {3, 257}, {17, 10}, {70, 33}, {5, 3, 10}, {17, 4, 16}};
+// Token norms (T, H), and head norms (T, A, D) inside a wider row. The sizes meet every way in which a GPU shares a row
+// out: lanes of a warp, a warp, a block, and more than a block holds.
+const std::vector<Shape> kShapes = {{1, 10},    {3, 257},   {17, 10},    {70, 33},   {13, 512},  {5, 2048},   {3, 6144},
+                                    {1, 20000}, {5, 3, 10}, {17, 4, 16}, {9, 6, 64}, {7, 3, 96}, {21, 5, 128}};
+// Elements between rows: none, too few for wide accesses, a multiple of them.
+constexpr int64_t kPaddings[] = {0, 7, 16};
 
 Shape rows_of(const Shape& shape) { return shape.rank() == 2 ? Shape{shape[0]} : Shape{shape[0], shape[1]}; }
 
@@ -22,7 +26,7 @@ class RmsNormTest : public test::BothTypes {};
 TEST_P(RmsNormTest, ForwardMatchesReference) {
   for (const DType weight_dtype : {DType::f32, dtype()})
     for (const Shape& shape : kShapes)
-      for (const int64_t padding : {0, 7}) {
+      for (const int64_t padding : kPaddings) {
         Operand x(dtype(), shape, padding), weight(weight_dtype, Shape{shape[-1]}), y(dtype(), shape, 2 * padding);
         Operand rstd(DType::f32, rows_of(shape));
         x.random(1), weight.random(2);
@@ -37,7 +41,7 @@ TEST_P(RmsNormTest, ForwardMatchesReference) {
 
 TEST_P(RmsNormTest, BackwardMatchesReference) {
   for (const Shape& shape : kShapes)
-    for (const int64_t padding : {0, 7}) {
+    for (const int64_t padding : kPaddings) {
       Operand x(dtype(), shape, padding), weight(dtype(), Shape{shape[-1]}), d_y(dtype(), shape, 3 * padding);
       Operand y(dtype(), shape), rstd(DType::f32, rows_of(shape));
       Operand d_x(dtype(), shape, padding), d_weight(DType::f32, Shape{shape[-1]});
@@ -74,6 +78,24 @@ TEST_P(RmsNormTest, TokenTilesAddUpToTheWhole) {
   expect_close(d_weight, expected.d_weight, "d_weight");
 }
 
+// More rows than a GPU works on at once, in heads and in whole rows.
+TEST_P(RmsNormTest, WeightGradientOfManyRows) {
+  for (const Shape& shape : {Shape{1000, 9, 8}, Shape{1100, 1040}}) {
+    Operand x(dtype(), shape), weight(dtype(), Shape{shape[-1]}), rstd(DType::f32, rows_of(shape));
+    Operand d_weight(DType::f32, Shape{shape[-1]}), again(DType::f32, Shape{shape[-1]});
+    x.set([](int64_t i) { return static_cast<double>(i * 7919 % 2039) / 1024 - 1; });
+    weight.random(2), d_weight.constant(0), again.constant(0);
+    const auto expected = ref::rms_norm_backward(x.matrix(), x.matrix(), weight.matrix(), kEpsilon);
+    Operand d_x(dtype(), shape);
+    rms_norm_forward(device_, x, weight, kEpsilon, d_x, rstd);
+    rms_norm_backward(device_, x, x, weight, rstd, d_x, Accumulate::no, d_weight);
+    rms_norm_backward(device_, x, x, weight, rstd, d_x, Accumulate::no, again);
+    expect_close(d_weight, expected.d_weight, "d_weight, " + shape.str());
+    expect_close(d_x, expected.d_x, "d_x, " + shape.str());
+    EXPECT_EQ(d_weight.bytes(), again.bytes()) << shape.str();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, RmsNormTest, testing::Values(DType::f32, DType::bf16), test::type_name);
 
 TEST(RmsNorm, ReferenceBackwardIsTheDerivative) {
@@ -90,9 +112,9 @@ TEST(RmsNorm, ReferenceBackwardIsTheDerivative) {
 
 // The second row's address is 2^30 elements away, the third's 2^31: beyond 32 bits in bytes and in elements.
 TEST(RmsNorm, B107_RowsTwoToTheThirtyElementsApart) {
-  Device device(DeviceKind::cpu, 2);
+  Device device(test::test_device_kind(), 2);
   const int64_t row_stride = int64_t{1} << 30, columns = 67;
-  const DeviceMemory memory(device, (2 * row_stride + columns) * 4);
+  const test::SparseMemory memory((2 * row_stride + columns) * 4);
   const Tensor far(memory.data(), DType::f32, Shape{3, columns}, Shape{row_stride, 1});
   Operand x(DType::f32, Shape{3, columns}), weight(DType::f32, Shape{columns}), y(DType::f32, Shape{3, columns});
   Operand rstd(DType::f32, Shape{3}), far_rstd(DType::f32, Shape{3});
@@ -101,6 +123,7 @@ TEST(RmsNorm, B107_RowsTwoToTheThirtyElementsApart) {
     std::memcpy(far.slice(0, row, row + 1).raw(), x.tensor().slice(0, row, row + 1).raw(), columns * 4);
   rms_norm_forward(device, x, weight, kEpsilon, y, rstd);
   rms_norm_forward(device, far, weight, kEpsilon, far, far_rstd);
+  device.synchronize();
   EXPECT_EQ(ref::matrix_of(far).values, y.values());
   EXPECT_EQ(far_rstd.bytes(), rstd.bytes());
 }

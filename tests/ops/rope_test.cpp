@@ -11,8 +11,9 @@ namespace {
 
 using test::expect_close;
 using test::Operand;
+using test::TestVector;
 
-Tensor tensor_of(std::vector<int64_t>& positions) {
+Tensor tensor_of(TestVector<int64_t>& positions) {
   return {positions.data(), DType::i64, Shape{static_cast<int64_t>(positions.size())}};
 }
 
@@ -20,9 +21,9 @@ class RopeTest : public test::BothTypes {};
 
 TEST_P(RopeTest, MatchesReferenceAndTurnsBack) {
   for (const RopeStyle style : {RopeStyle::half_split, RopeStyle::interleaved})
-    for (const int64_t head_dim : {2, 10, 64})
-      for (const int64_t padding : {0, 9}) {
-        std::vector<int64_t> positions = {0, 1, 5, 131071, 17};
+    for (const int64_t head_dim : {2, 10, 64, 96, 128, 600})
+      for (const int64_t padding : {0, 9, 16}) {
+        TestVector<int64_t> positions = {0, 1, 5, 131071, 17};
         const std::vector<double> frequencies = rope_inverse_frequencies({.head_dim = head_dim});
         Operand table(DType::f32, Shape{5, 2, head_dim / 2}), x(dtype(), Shape{5, 3, head_dim}, padding);
         x.random(1);
@@ -34,13 +35,13 @@ TEST_P(RopeTest, MatchesReferenceAndTurnsBack) {
         const auto back = ref::rope(x.matrix(), positions, frequencies, style, RopeDirection::backward);
         rope_apply(device_, table, style, RopeDirection::backward, x);
         expect_close(x, back, "backward");
-        // Two roundings of the dtype lie between.
-        expect_close(x.values(), before, 2 * test::tolerance(dtype()), "backward undoes forward");
+        // Two roundings of the dtype lie between, the first of channels that may be larger than the one they turn into.
+        expect_close(x.values(), before, 4 * test::tolerance(dtype()), "backward undoes forward");
       }
 }
 
 TEST_P(RopeTest, B053_PairingStyles) {
-  std::vector<int64_t> positions = {1};
+  TestVector<int64_t> positions = {1};
   Operand table(DType::f32, Shape{1, 2, 2}), x(dtype(), Shape{1, 1, 4});
   rope_table(device_, tensor_of(positions), rope_inverse_frequencies({.head_dim = 4}), 1.0, table);
   x.set({1, 0, 0, 0});
@@ -52,7 +53,7 @@ TEST_P(RopeTest, B053_PairingStyles) {
 }
 
 TEST_P(RopeTest, B054_TurnsAlongTokensNotHeads) {
-  std::vector<int64_t> positions = {0, 1, 2, 3, 4, 5, 6, 7};
+  TestVector<int64_t> positions = {0, 1, 2, 3, 4, 5, 6, 7};
   const int64_t heads = 4, dim = 8;
   Operand table(DType::f32, Shape{8, 2, dim / 2}), x(dtype(), Shape{8, heads, dim});
   x.set([&](int64_t i) { return 1.0 + static_cast<double>(i % dim); });
@@ -70,8 +71,8 @@ TEST_P(RopeTest, B054_TurnsAlongTokensNotHeads) {
 INSTANTIATE_TEST_SUITE_P(Types, RopeTest, testing::Values(DType::f32, DType::bf16), test::type_name);
 
 TEST(Rope, B050_AnglesKeepFullPrecision) {
-  Device device(DeviceKind::cpu, 1);
-  std::vector<int64_t> positions = {257, 20011, 131071};
+  Device device(test::test_device_kind(), 1);
+  TestVector<int64_t> positions = {257, 20011, 131071};
   const std::vector<double> frequencies = rope_inverse_frequencies({.head_dim = 64, .base = 10000});
   Operand table(DType::f32, Shape{3, 2, 32});
   rope_table(device, tensor_of(positions), frequencies, 1.0, table);
@@ -144,8 +145,8 @@ TEST(Rope, ScalingFormulas) {
 }
 
 TEST(Rope, AttentionFactorScalesTheTable) {
-  Device device(DeviceKind::cpu, 1);
-  std::vector<int64_t> positions = {3};
+  Device device(test::test_device_kind(), 1);
+  TestVector<int64_t> positions = {3};
   Operand table(DType::f32, Shape{1, 2, 1});
   const std::vector<double> frequencies = {0.5};
   rope_table(device, tensor_of(positions), frequencies, 1.25, table);
@@ -160,7 +161,7 @@ TEST(Rope, RefusesWrongSpecs) {
   EXPECT_THROW(rope_inverse_frequencies({.head_dim = 8, .scaling = RopeSpec::Scaling::llama3, .factor = 2}),
                ConfigError);
   EXPECT_THROW(rope_inverse_frequencies({.head_dim = 2, .scaling = RopeSpec::Scaling::ntk, .factor = 2}), ConfigError);
-  Device device(DeviceKind::dry, 1);
+  Device device(test::test_dry_run());
   Operand x(DType::f32, Shape{2, 1, 5}), table(DType::f32, Shape{2, 2, 2});
   EXPECT_THROW(rope_apply(device, table, RopeStyle::half_split, RopeDirection::forward, x), InternalError);
 }

@@ -16,8 +16,8 @@ class SwiGluTest : public test::BothTypes {};
 
 TEST_P(SwiGluTest, MatchesReference) {
   for (const int64_t tokens : {1, 3, 17})
-    for (const int64_t width : {1, 10, 257})
-      for (const int64_t padding : {0, 6}) {
+    for (const int64_t width : {1, 10, 257, 768})
+      for (const int64_t padding : {0, 6, 16}) {
         Operand gate_up(dtype(), Shape{tokens, 2 * width}, padding), y(dtype(), Shape{tokens, width}, 2 * padding);
         Operand d_y(dtype(), Shape{tokens, width}, padding), d_gate_up(dtype(), Shape{tokens, 2 * width}, 3 * padding);
         gate_up.random(1, 3), d_y.random(2);
@@ -28,8 +28,14 @@ TEST_P(SwiGluTest, MatchesReference) {
         expect_close(y, expected_y, "y " + what);
         swiglu_backward(device_, gate_up, d_y, d_gate_up);
         expect_close(d_gate_up, expected_d, "d_gate_up " + what);
+        Operand again(dtype(), Shape{tokens, 2 * width}, padding), copy(dtype(), Shape{tokens, width}, padding);
+        again.random(1, 3), copy.random(2);
         swiglu_backward(device_, gate_up, d_y, gate_up);  // in place
         EXPECT_EQ(gate_up.values(), d_gate_up.values()) << what;
+        swiglu_backward_and_output(device_, again, copy, again, copy);  // both in place
+        EXPECT_EQ(again.values(), d_gate_up.values()) << what;
+        EXPECT_EQ(copy.values(), y.values()) << what;
+        EXPECT_TRUE(copy.guards_intact()) << what;
       }
 }
 
@@ -65,7 +71,7 @@ TEST(SwiGlu, ReferenceBackwardIsTheDerivative) {
 }
 
 TEST(SwiGlu, RefusesOddWidth) {
-  Device device(DeviceKind::dry, 1);
+  Device device(test::test_dry_run());
   Operand gate_up(DType::f32, Shape{2, 5}), y(DType::f32, Shape{2, 2});
   EXPECT_THROW(swiglu_forward(device, gate_up, y), InternalError);
 }

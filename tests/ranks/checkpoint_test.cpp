@@ -231,14 +231,12 @@ DecayStep step_without_gradient(const Config& config, int64_t step, const std::s
   const Job job = job_of(config, {});
   DecayStep result;
   run_job(job, [&](RankTrainer& trainer, World&) {
-    if (load.empty())
-      trainer.initialise_weights();
-    else
-      load_checkpoint(find_checkpoint(load), trainer, CheckpointParts::everything);
-    result.before = copy_of(trainer.store().state(StateKind::weights));
+    trainer.initialise_weights();
+    if (!load.empty()) load_checkpoint(find_checkpoint(load), trainer, CheckpointParts::everything);
+    result.before = copy_of(trainer, StateKind::weights);
     trainer.store().begin_step(1);
     trainer.store().update(step, trainer.updates());
-    result.after = copy_of(trainer.store().state(StateKind::weights));
+    result.after = copy_of(trainer, StateKind::weights);
     if (!save.empty())
       save_checkpoint(save, trainer,
                       {.step = step, .updates = 1, .data_identity = "", .settings = settings_of(job.config)}, 0);

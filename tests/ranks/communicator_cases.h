@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/call_communicator.h"
 #include "comm/collective_rules.h"
 #include "comm/dry/dry_communicator.h"
 #include "comm/world.h"
@@ -351,6 +352,34 @@ TEST(Communicator, GroupsAreIndependent) {
     EXPECT_EQ(y, std::vector<float>(64, 4));
     EXPECT_EQ(z, std::vector<float>(64, 6));
     EXPECT_EQ(cp->traffic().calls, 1);
+  });
+}
+
+// What carries data elsewhere than in the group that checks the calls rests on these two.
+TEST(Communicator, AnnouncedCallsMeetAndMoveNothing) {
+  run_group(3, [](Communicator& group) {
+    auto* host = dynamic_cast<CallCommunicator*>(&group);
+    if (host == nullptr) return;
+    std::vector<float> x = values<float>(group.rank(), 30), y(10, -1);
+    CallArguments sum;
+    sum.operation = Operation::all_reduce;
+    sum.dtype = DType::f32;
+    sum.bytes = 4 * 30;
+    sum.label = "sum";
+    CallArguments hop;
+    hop.operation = Operation::exchange;
+    hop.sends = {{(group.rank() + 1) % 3, piece(x, 0, 10)}};
+    hop.receives = {{(group.rank() + 2) % 3, view(y)}};
+    hop.label = "hop";
+    Work first = host->announce(sum);
+    Work second = host->announce(hop);
+    second.wait();
+    first.wait();
+    EXPECT_TRUE(same_bits(x, values<float>(group.rank(), 30)));
+    EXPECT_EQ(y, std::vector<float>(10, -1));
+    EXPECT_EQ(group.traffic().calls, 0);
+    group.all_reduce(view(x), "in earnest").wait();
+    EXPECT_TRUE(same_bits(x, sum_of_ranks<float>(3, 30)));
   });
 }
 

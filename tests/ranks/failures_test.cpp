@@ -8,6 +8,7 @@
 #include <numeric>
 #include <thread>
 
+#include "comm/call_communicator.h"
 #include "comm/communicator.h"
 #include "comm/dry/dry_communicator.h"
 #include "comm/recorder.h"
@@ -139,6 +140,20 @@ TEST(Failures, ExchangeWithoutACounterpartNamesBothSides) {
                                      HasSubstr("rank 1 receives nothing ('last hop')")),
                                AllOf(HasSubstr("rank 1 sends nothing ('last hop')"),
                                      HasSubstr("rank 0 receives 24 bytes of f32 ('hop')"))));
+}
+
+TEST(Failures, AnnouncedCallsThatDifferNameBothSides) {
+  const std::vector<std::string> messages = messages_of(2, [](Communicator& group) {
+    CallArguments call;
+    call.operation = Operation::all_gather;
+    call.dtype = DType::bf16;
+    call.bytes = 64 + 2 * group.rank();
+    call.label = "key/value";
+    dynamic_cast<CallCommunicator&>(group).announce(call).wait();
+  });
+  for (const std::string& message : messages)
+    EXPECT_THAT(message, AllOf(HasSubstr("rank 0 called all_gather of 64 bytes of bf16 'key/value'"),
+                               HasSubstr("rank 1 called all_gather of 66 bytes of bf16 'key/value'")));
 }
 
 TEST(Failures, TimeOutNamesTheCallAndTheMissingRank) {

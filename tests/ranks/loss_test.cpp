@@ -50,7 +50,8 @@ class RepeatedTokens : public GivenRows {
 // channel t, so the final norm gives sqrt(H) there (up to its epsilon, set to nothing), and the head reads that channel
 // for the logit of t alone: with V - 1 other logits of 0, loss = log(1 + (V - 1) exp(-logit)).
 void set_losses(RankTrainer& trainer, const std::vector<double>& losses) {
-  const Tensor flat = trainer.store().state(StateKind::weights);
+  HostFilled filled(*trainer.context().device, trainer.store().state(StateKind::weights));
+  const Tensor flat = filled.tensor();
   const ParameterTable& table = trainer.parameters();
   std::fill_n(flat.data<float>(), flat.numel(), 0.0f);
   const auto weights = [&](const char* name) { return flat.data<float>() + table.find(name).offset; };
@@ -62,6 +63,7 @@ void set_losses(RankTrainer& trainer, const std::vector<double>& losses) {
     weights("embedding.weight")[t * H + t] = 1;
     weights("head.weight")[t * H + t] = static_cast<float>(logit / std::sqrt(static_cast<double>(H)));
   }
+  filled.send();
   trainer.store().distribute_weights();
 }
 
@@ -282,20 +284,20 @@ TEST(Optimizer, B077_AGradientThatIsNotFiniteSkipsTheStepAndAHugeOneDoesNot) {
   run_job(job, [&](RankTrainer& trainer, World&) {
     trainer.initialise_weights();
     ParameterStore& store = trainer.store();
-    const Tensor weights = store.state(StateKind::weights);
-    const std::vector<float> before = copy_of(weights);
+    const std::vector<float> before = copy_of(trainer, StateKind::weights);
     const auto update = [&](float value) {
       store.begin_step(1);
-      store.state(StateKind::gradients).data<float>()[3] = value;
+      copy_to_device(*trainer.context().device, &value, store.state(StateKind::gradients).data<float>() + 3,
+                     sizeof(value));
       return store.update(1, 0);
     };
     EXPECT_TRUE(update(std::numeric_limits<float>::infinity()).skipped);
     EXPECT_TRUE(update(std::numeric_limits<float>::quiet_NaN()).skipped);
-    EXPECT_EQ(copy_of(weights), before);
+    EXPECT_EQ(copy_of(trainer, StateKind::weights), before);
     const UpdateResult huge = update(2e22f);
     EXPECT_FALSE(huge.skipped);
     EXPECT_NEAR(huge.gradient_norm / 2e22, 1, 1e-6);
-    EXPECT_NEAR(weights.data<float>()[3], before[3] - 0.1, 1e-5) << "clipped to norm 1, lr 0.1";
+    EXPECT_NEAR(copy_of(trainer, StateKind::weights)[3], before[3] - 0.1, 1e-5) << "clipped to norm 1, lr 0.1";
   });
 }
 
@@ -309,10 +311,10 @@ TEST(Optimizer, B073_DecayFallsOnMatricesOnly) {
   const Job job = training_job(config, 1, one_document_rows(1, 12));
   run_job(job, [&](RankTrainer& trainer, World&) {
     trainer.initialise_weights();
-    const std::vector<float> before = copy_of(trainer.store().state(StateKind::weights));
+    const std::vector<float> before = copy_of(trainer, StateKind::weights);
     trainer.store().begin_step(1);
     trainer.store().update(1, 0);
-    const std::vector<float> after = copy_of(trainer.store().state(StateKind::weights));
+    const std::vector<float> after = copy_of(trainer, StateKind::weights);
     for (const Parameter& parameter : trainer.parameters().parameters()) {
       const bool matrix = parameter.shape.rank() == 2;
       for (int64_t i = parameter.offset; i < parameter.offset + parameter.shape.numel(); ++i) {

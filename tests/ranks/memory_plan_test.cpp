@@ -108,6 +108,7 @@ TEST(MemoryPlan, LayoutWastesLittleBeyondTheLiveBytes) {
 TEST(MemoryPlan, B108_EvaluationNeedsNoMoreThanTraining) {
   Config config = model_m(1024);
   config.model.vocab_size = 32000;
+  config.memory.loss_tile_tokens = 512;
   const Job job = make_job(config, 1, RunKind::train, one_document_rows(1, 1024));
   int64_t train_end = 0;
   int64_t evaluate_end = 0;

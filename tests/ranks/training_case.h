@@ -13,6 +13,8 @@
 
 #include "base/philox.h"
 #include "data/dataset.h"
+#include "device/host_access.h"
+#include "tests/device.h"
 #include "train/job.h"
 
 namespace farspan::testing_case {
@@ -98,6 +100,7 @@ inline Config model_m(int64_t seq_length) {
   config.data.path = {"unused"};
   config.data.seq_length = seq_length;
   config.training.seed = 5;
+  config.training.device = test::testing_cuda() ? DeviceChoice::cuda : DeviceChoice::cpu;
   config.training.eval_iters = 1;
   config.optimizer.optimizer = OptimizerKind::sgd;
   config.optimizer.lr = 0.1;
@@ -130,8 +133,9 @@ inline Config with_cp(Config config, int64_t cp, CpCommType type = CpCommType::p
   return config;
 }
 
-inline std::vector<float> copy_of(const Tensor& flat) {
-  return std::vector<float>(flat.data<float>(), flat.data<float>() + flat.numel());
+inline std::vector<float> copy_of(RankTrainer& trainer, StateKind kind) {
+  const HostValues flat(*trainer.context().device, trainer.store().state(kind));
+  return std::vector<float>(flat.tensor().data<float>(), flat.tensor().data<float>() + flat.tensor().numel());
 }
 
 // A training job of one thread a rank: on data this small several would wait for one another longer than they work,

@@ -325,7 +325,7 @@ TEST(Presets, SizesGiveThePublishedParameterCounts) {
 
 const std::vector<CommandSpec>& specs() {
   static const std::vector<CommandSpec> commands = {
-      {"train", "t", true, "", {CommandOption::ranks, CommandOption::output}},
+      {"train", "t", true, "", {CommandOption::ranks, CommandOption::output, CommandOption::profile}},
       {"groups", "g", false, "parallel", {CommandOption::ranks, CommandOption::ranks_per_host, CommandOption::json}},
       {"generate", "c", true, "", {CommandOption::prompt, CommandOption::max_tokens, CommandOption::temperature}}};
   return commands;
@@ -337,11 +337,13 @@ std::string parse_error(const std::vector<std::string>& arguments) {
 
 TEST(CommandLine, OptionsKeysAndFile) {
   const CommandLine line = parse({"train", "--ranks", "4", "a.yaml", "--context-parallel-size=2", "--lr", "-1",
-                                  "--output", "o", "--path", "x,y", "--path", "z", "--load", "c"});
+                                  "--output", "o", "--path", "x,y", "--path", "z", "--load", "c", "--profile"});
   EXPECT_EQ(line.command, "train");
   EXPECT_EQ(line.config_path, "a.yaml");
   EXPECT_EQ(line.ranks, 4);
   EXPECT_EQ(line.output, "o");
+  EXPECT_TRUE(line.profile);
+  EXPECT_FALSE(parse({"train", "a.yaml"}).profile);
   EXPECT_EQ(line.load, "c");
   EXPECT_THAT(line.overrides,
               ElementsAre(Pair("parallel.context_parallel_size", "2"), Pair("data.path", "x,y"), Pair("data.path", "z"),

@@ -55,6 +55,32 @@ const std::vector<MaskRule>& rules() {
   return list;
 }
 
+TEST(IntervalMask, RunsSayTheSameAsFill) {
+  constexpr int64_t kLength = 24;
+  for (const auto& documents : document_lists())
+    for (const MaskRule& rule : rules()) {
+      const IntervalMask mask(documents, rule);
+      for (int64_t begin = 0; begin < kLength; ++begin)
+        for (int64_t end = begin; end <= kLength; ++end) {
+          std::vector<int64_t> lo(static_cast<size_t>(end - begin)), hi(lo.size()), run_lo, run_hi;
+          mask.fill({begin, end}, lo, hi);
+          const std::vector<VisibleRun> runs = mask.visible_runs({begin, end});
+          for (const VisibleRun& run : runs) {
+            ASSERT_EQ(run.first, std::ssize(run_lo));
+            for (int64_t i = 0; i < run.count; ++i) {
+              run_lo.push_back(run.lo + i * run.lo_step);
+              run_hi.push_back(run.hi + i * run.hi_step);
+            }
+          }
+          ASSERT_EQ(run_lo, lo) << begin << " to " << end;
+          ASSERT_EQ(run_hi, hi) << begin << " to " << end;
+        }
+    }
+  // A causal document is one run.
+  EXPECT_THAT(IntervalMask({{0, 5}, {5, 24}}, {}).visible_runs({2, 26}),
+              ElementsAre(VisibleRun{0, 3, 0, 3, 0, 1}, VisibleRun{3, 19, 5, 6, 0, 1}, VisibleRun{22, 2, 0, 0, 0, 0}));
+}
+
 TEST(IntervalMask, AgreesWithTheRulePairByPair) {
   constexpr int64_t kLength = 24;
   for (const auto& documents : document_lists())

@@ -192,7 +192,6 @@ TEST(Resolve, AbsentFeaturesAreRefusedWithWhatWorks) {
       {"communication.backend", "nccl", "use threads, mpi or auto"},
       {"communication.reduce_scatter.use_ring", "true", "use false"},
       {"output.tensorboard", "true", "use false"},
-      {"output.trace", "true", "use false"},
   };
   for (const auto& [path, value, works] : absent) {
     SCOPED_TRACE(path + " " + value);
@@ -235,6 +234,7 @@ TEST(Resolve, WhatThisVersionHasIsAccepted) {
                                              {"model.window_size", "16,0"},
                                              {"model.rotary_interleaved", "true"},
                                              {"training.train_iters", "0"},
+                                             {"output.trace", "true"},
                                              {"optimizer.optimizer", "sgd"}}) {
     EXPECT_NO_THROW(resolved({{path, value}})) << path << " " << value;
   }

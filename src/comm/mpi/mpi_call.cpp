@@ -33,7 +33,8 @@ MpiCall::Peer::Peer(const MpiGroup& group, int member_of_group, int64_t sequence
 
 MpiCall::MpiCall(MpiLibrary& library, const MpiGroup& group, CallArguments call, int64_t sequence)
     : group_(group), call_(std::move(call)), sequence_(sequence) {
-  copy_own_part();
+  if (call_.operation == Operation::exchange) check_messages_to_oneself();
+  if (!call_.announced) copy_own_part();
   make_peers(sequence);
   if (reduces()) make_reduction(sequence);
   for (Peer& peer : peers_) {
@@ -42,12 +43,13 @@ MpiCall::MpiCall(MpiLibrary& library, const MpiGroup& group, CallArguments call,
     peer.mine = header_for(call_, group_.name, sequence, peer.member);
     peer.receive_header = library.receive(process, tag, &peer.theirs, sizeof(peer.theirs));
     peer.send_header = library.send(process, tag, &peer.mine, sizeof(peer.mine));
-    add_flows(peer);
+    if (!call_.announced) add_flows(peer);
     peer.first_send.advance(library);
   }
 }
 
 bool MpiCall::reduces() const {
+  if (call_.announced) return false;
   return call_.operation == Operation::all_reduce || call_.operation == Operation::reduce_scatter;
 }
 
@@ -113,11 +115,14 @@ void MpiCall::copy_own_part() const {
   if (call_.operation == Operation::exchange) copy_messages_to_oneself();
 }
 
-void MpiCall::copy_messages_to_oneself() const {
+void MpiCall::check_messages_to_oneself() const {
   const CallHeader own = header_for(call_, group_.name, sequence_, group_.rank);
   const int world_rank = group_.world_rank(group_.rank);
   if (const std::optional<std::string> found = disagreement({world_rank, own}, {world_rank, own}, group_.name))
     throw CommunicationError(*found);
+}
+
+void MpiCall::copy_messages_to_oneself() const {
   const auto to_oneself = [this](const Message& message) { return message.peer == group_.rank; };
   auto send = call_.sends.begin();
   for (const Message& receive : call_.receives) {

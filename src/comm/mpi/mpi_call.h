@@ -7,6 +7,8 @@
 //   sums: all headers fit            -> the peers' stretches are received through staging memory and summed
 //   all_reduce: own segment summed   -> it goes to all peers, theirs come into place
 //
+// An announced call ends with the headers.
+//
 // Data is sent from and received into the caller's memory; only sums are staged. Staging is taken when all peers are
 // known to have made the call, so that whoever holds it can go on: the others' sends need nothing from this rank.
 //
@@ -89,6 +91,7 @@ class MpiCall {
   void make_peers(int64_t sequence);
   void add_flows(Peer& peer);
   void copy_own_part() const;
+  void check_messages_to_oneself() const;
   void copy_messages_to_oneself() const;
   void make_reduction(int64_t sequence);
   bool advance_peer(MpiLibrary& library, Peer& peer);

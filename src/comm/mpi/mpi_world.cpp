@@ -3,9 +3,11 @@
 
 #include <algorithm>
 
+#include "comm/cuda/lone_cuda_communicator.h"
 #include "comm/deadline.h"
 #include "comm/mpi/backoff.h"
 #include "comm/mpi/mpi_communicator.h"
+#include "comm/nccl/nccl_communicator.h"
 
 namespace farspan {
 namespace {
@@ -21,6 +23,24 @@ MpiWorld::MpiWorld(Processes& processes, double timeout_seconds)
 }
 
 std::unique_ptr<Communicator> MpiWorld::group(int world_rank, std::vector<int> ranks, Dimension dimension) {
+  return host_group(world_rank, std::move(ranks), dimension);
+}
+
+std::unique_ptr<Communicator> MpiWorld::group(int world_rank, std::vector<int> ranks, Dimension dimension,
+                                              Device& device) {
+  if (!device.on_cuda()) return group(world_rank, std::move(ranks), dimension);
+  if (ranks.size() == 1) return make_lone_cuda_communicator(dimension, world_rank, device);
+  return make_nccl_communicator(host_group(world_rank, std::move(ranks), dimension), *this, device, timeout_seconds_);
+}
+
+int MpiWorld::gpu_of(int world_rank) const {
+  const std::vector<int> neighbours = processes_.ranks_of_this_host();
+  const auto place = std::find(neighbours.begin(), neighbours.end(), world_rank);
+  FARSPAN_CHECK(place != neighbours.end(), "rank {} is on another machine", world_rank);
+  return gpu_of_place(static_cast<int>(place - neighbours.begin()));
+}
+
+std::unique_ptr<CallCommunicator> MpiWorld::host_group(int world_rank, std::vector<int> ranks, Dimension dimension) {
   FARSPAN_CHECK(world_rank == processes_.rank(), "rank {} is not this process's, which is {}", world_rank,
                 processes_.rank());
   MpiGroup group;

@@ -25,6 +25,10 @@ class MpiWorld final : public World {
   int size() const override { return processes_.size(); }
   int first_local_rank() const override { return processes_.rank(); }
   std::unique_ptr<Communicator> group(int world_rank, std::vector<int> ranks, Dimension dimension) override;
+  // Tensors on GPUs are carried by NCCL, and MPI tells whether the ranks agree.
+  std::unique_ptr<Communicator> group(int world_rank, std::vector<int> ranks, Dimension dimension,
+                                      Device& device) override;
+  int gpu_of(int world_rank) const override;
   void set_position(int world_rank, std::string position) override;
   void abort(int world_rank, const std::string& reason) override;
   bool aborted() const override { return processes_.failed(); }
@@ -45,6 +49,7 @@ class MpiWorld final : public World {
 
  private:
   using Clock = std::chrono::steady_clock;
+  std::unique_ptr<CallCommunicator> host_group(int world_rank, std::vector<int> ranks, Dimension dimension);
   void close(MpiCall& call);
   bool progress();
   void throw_if_stopped() const;

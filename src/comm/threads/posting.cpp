@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/threads/posting.h"
 
-#include <cstring>
+#include <algorithm>
 
 #include "comm/call_text.h"
-#include "comm/rank_order_sum.h"
+#include "comm/threads/mover.h"
 
 namespace farspan {
 namespace {
 
 const Posting& at(std::span<const Posting> postings, int rank) { return postings[static_cast<size_t>(rank)]; }
 
-void copy_bytes(std::byte* target, const std::byte* source, int64_t bytes) {
-  if (bytes > 0 && target != source) std::memcpy(target, source, static_cast<size_t>(bytes));
+void copy_bytes(Mover& mover, std::byte* target, const std::byte* source, int64_t bytes) {
+  if (bytes > 0 && target != source) mover.copy(target, source, bytes);
 }
 
 std::vector<const std::byte*> sources_of(std::span<const Posting> postings) {
@@ -21,15 +21,14 @@ std::vector<const std::byte*> sources_of(std::span<const Posting> postings) {
   return sources;
 }
 
-void reduce_own_segment(std::span<const Posting> postings, int rank) {
+void reduce_own_segment(std::span<const Posting> postings, int rank, Mover& mover) {
   const Posting& own = at(postings, rank);
   const int64_t element = size_of(own.dtype);
   const Segment segment = segment_of(own.bytes / element, rank, static_cast<int>(postings.size()));
-  sum_in_rank_order(own.dtype, sources_of(postings), segment.begin, segment.count,
-                    own.target + segment.begin * element);
+  mover.sum(own.dtype, sources_of(postings), segment.begin, segment.count, own.target + segment.begin * element);
 }
 
-void collect_segments(std::span<const Posting> postings, int rank) {
+void collect_segments(std::span<const Posting> postings, int rank, Mover& mover) {
   const Posting& own = at(postings, rank);
   const int size = static_cast<int>(postings.size());
   const int64_t element = size_of(own.dtype);
@@ -37,33 +36,33 @@ void collect_segments(std::span<const Posting> postings, int rank) {
     const int q = (rank + step) % size;
     const Segment segment = segment_of(own.bytes / element, q, size);
     const int64_t begin = segment.begin * element;
-    copy_bytes(own.target + begin, at(postings, q).source + begin, segment.count * element);
+    copy_bytes(mover, own.target + begin, at(postings, q).source + begin, segment.count * element);
   }
 }
 
-void reduce_own_piece(std::span<const Posting> postings, int rank) {
+void reduce_own_piece(std::span<const Posting> postings, int rank, Mover& mover) {
   const Posting& own = at(postings, rank);
   const int64_t count = own.bytes / size_of(own.dtype) / static_cast<int64_t>(postings.size());
-  sum_in_rank_order(own.dtype, sources_of(postings), rank * count, count, own.target);
+  mover.sum(own.dtype, sources_of(postings), rank * count, count, own.target);
 }
 
 // Every rank's loop starts at itself, so that the ranks do not all read the same peer at once.
-void gather_parts(std::span<const Posting> postings, int rank) {
+void gather_parts(std::span<const Posting> postings, int rank, Mover& mover) {
   const Posting& own = at(postings, rank);
   const int size = static_cast<int>(postings.size());
   for (int step = 0; step < size; ++step) {
     const int q = (rank + step) % size;
-    copy_bytes(own.target + q * own.bytes, at(postings, q).source, own.bytes);
+    copy_bytes(mover, own.target + q * own.bytes, at(postings, q).source, own.bytes);
   }
 }
 
-void collect_pieces(std::span<const Posting> postings, int rank) {
+void collect_pieces(std::span<const Posting> postings, int rank, Mover& mover) {
   const Posting& own = at(postings, rank);
   const int size = static_cast<int>(postings.size());
   const int64_t piece = own.bytes / size;
   for (int step = 0; step < size; ++step) {
     const int q = (rank + step) % size;
-    copy_bytes(own.target + q * piece, at(postings, q).source + rank * piece, piece);
+    copy_bytes(mover, own.target + q * piece, at(postings, q).source + rank * piece, piece);
   }
 }
 
@@ -73,15 +72,15 @@ size_t next_with_peer(std::span<const Message> messages, size_t from, int peer) 
   return from;
 }
 
-void receive_messages(std::span<const Posting> postings, int rank) {
+void receive_messages(std::span<const Posting> postings, int rank, Mover& mover) {
   const std::vector<Message>& receives = at(postings, rank).receives;
   for (size_t i = 0; i < receives.size(); ++i) {
     const std::vector<Message>& sends = at(postings, receives[i].peer).sends;
     size_t match = next_with_peer(sends, 0, rank);
     for (size_t earlier = 0; earlier < i; ++earlier)
       if (receives[earlier].peer == receives[i].peer) match = next_with_peer(sends, match + 1, rank);
-    copy_bytes(static_cast<std::byte*>(receives[i].data.raw()), static_cast<const std::byte*>(sends[match].data.raw()),
-               receives[i].data.bytes());
+    copy_bytes(mover, static_cast<std::byte*>(receives[i].data.raw()),
+               static_cast<const std::byte*>(sends[match].data.raw()), receives[i].data.bytes());
   }
 }
 
@@ -136,33 +135,58 @@ std::optional<std::string> mismatch(std::span<const Posting> postings, int a, in
   return found ? found : message_mismatch(postings, b, a, world_ranks);
 }
 
-Stage take_step(std::span<const Posting> postings, int rank) {
+namespace {
+
+// What `rank` moves in its next step; the stage it then reaches.
+Stage move_data(std::span<const Posting> postings, int rank, Mover& mover) {
   const Posting& own = at(postings, rank);
-  if (own.stage == Stage::received) return Stage::complete;
   if (own.stage == Stage::reduced) {
-    collect_segments(postings, rank);
+    collect_segments(postings, rank, mover);
     return Stage::received;
   }
   switch (own.operation) {
     case Operation::all_reduce:
-      reduce_own_segment(postings, rank);
+      reduce_own_segment(postings, rank, mover);
       return Stage::reduced;
     case Operation::all_gather:
-      gather_parts(postings, rank);
+      gather_parts(postings, rank, mover);
       break;
     case Operation::reduce_scatter:
-      reduce_own_piece(postings, rank);
+      reduce_own_piece(postings, rank, mover);
       break;
     case Operation::all_to_all:
-      collect_pieces(postings, rank);
+      collect_pieces(postings, rank, mover);
       break;
     case Operation::exchange:
-      receive_messages(postings, rank);
+      receive_messages(postings, rank, mover);
       break;
     case Operation::barrier:
       break;
   }
   return Stage::received;
+}
+
+}  // namespace
+
+Stage take_step(std::span<Posting> postings, int rank, Mover& mover) {
+  Posting& own = postings[static_cast<size_t>(rank)];
+  if (own.announced || own.stage == Stage::received) return Stage::complete;
+  mover.follow(own, own.stage);
+  for_each_need(postings, rank, own.stage, [&](int peer, Stage stage) { mover.follow(at(postings, peer), stage); });
+  const Stage reached = move_data(postings, rank, mover);
+  mover.reach(own, reached);
+  return reached;
+}
+
+void resume(std::span<const Posting> postings, int rank, Mover& mover) {
+  const Posting& own = at(postings, rank);
+  if (own.announced || own.operation == Operation::barrier) return;
+  std::vector<const Posting*> readers = {&own};
+  for_each_need(postings, rank, Stage::received, [&](int peer, Stage) {
+    const Posting* reader = &at(postings, peer);
+    if (std::find(readers.begin(), readers.end(), reader) == readers.end()) readers.push_back(reader);
+  });
+  mover.resume(readers);
 }
 
 }  // namespace farspan

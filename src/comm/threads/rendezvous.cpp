@@ -2,6 +2,7 @@
 #include "comm/threads/rendezvous.h"
 
 #include <algorithm>
+#include <exception>
 #include <thread>
 
 #include "comm/call_text.h"
@@ -52,7 +53,12 @@ int64_t Rendezvous::post(int rank, Posting own) {
   return sequence;
 }
 
-void Rendezvous::wait(int rank, int64_t sequence) {
+void Rendezvous::advance(int rank, Mover& mover) {
+  Lock lock(mutex_);
+  advance_all(rank, mover, lock);
+}
+
+void Rendezvous::wait(int rank, int64_t sequence, Mover& mover) {
   Lock lock(mutex_);
   Call& call = calls_.at(sequence);
   Posting& own = posting(call, rank);
@@ -64,7 +70,7 @@ void Rendezvous::wait(int rank, int64_t sequence) {
   try {
     while (true) {
       throw_if_stopped();
-      const bool advanced = advance_all(rank, lock);
+      const bool advanced = advance_all(rank, mover, lock);
       if (own.stage == Stage::complete) break;
       if (advanced) continue;  // the lock was open meanwhile: more may be ready
       throw_if_peer_gone(call, rank);
@@ -79,24 +85,29 @@ void Rendezvous::wait(int rank, int64_t sequence) {
       member.woken.wait_until(lock, deadline);
       member.waiting = false;
     }
+    // The lock is not needed: nobody changes what a complete call's steps have left.
+    lock.unlock();
+    resume(call.postings, rank, mover);
+    lock.lock();
   } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
     recorder.set_progress(own.ticket, CallProgress::failed);
-    close(call, rank, lock);
+    close(call, rank, mover, lock);
     throw;
   }
   recorder.set_progress(own.ticket, CallProgress::done);
-  close(call, rank, lock);
+  close(call, rank, mover, lock);
 }
 
-void Rendezvous::withdraw(int rank, int64_t sequence) {
+void Rendezvous::withdraw(int rank, int64_t sequence, Mover& mover) {
   Lock lock(mutex_);
   Call& call = calls_.at(sequence);
   job_.recorder(world_rank(rank)).set_progress(posting(call, rank).ticket, CallProgress::failed);
-  close(call, rank, lock);
+  close(call, rank, mover, lock);
 }
 
 // The call's memory is the caller's again when this returns.
-void Rendezvous::close(Call& call, int rank, Lock& lock) {
+void Rendezvous::close(Call& call, int rank, Mover& mover, Lock& lock) {
   if (posting(call, rank).stage != Stage::complete) {
     posting(call, rank).withdrawn = true;
     wake_everyone();
@@ -104,34 +115,32 @@ void Rendezvous::close(Call& call, int rank, Lock& lock) {
     member.waiting = true;
     member.woken.wait(lock, [&] { return call.reading == 0; });
     member.waiting = false;
+    settle(call, mover, lock);
   }
   if (++call.closed == size()) calls_.erase(call.sequence);
 }
 
-template <typename Visit>
-void Rendezvous::for_each_need(const Call& call, int rank, Visit visit) const {
-  const Posting& own = posting(call, rank);
-  const bool receiving = own.stage == Stage::posted;
-  if (own.operation == Operation::exchange) {
-    for (const Message& message : receiving ? own.receives : own.sends)
-      if (message.peer != rank) visit(message.peer, receiving ? Stage::posted : Stage::received);
-    return;
-  }
-  // Nobody reads a barrier's memory: it is complete when all have come.
-  if (own.operation == Operation::barrier && !receiving) return;
-  for (int peer = 0; peer < size(); ++peer)
-    if (peer != rank) visit(peer, own.stage);
+// Waits for what has been queued of a call in which one rank has withdrawn.
+void Rendezvous::settle(const Call& call, Mover& mover, Lock& lock) const {
+  if (!mover.queues()) return;
+  std::vector<const Posting*> moved;
+  for (const Posting& each : call.postings)
+    if (each.stage >= Stage::reduced) moved.push_back(&each);
+  lock.unlock();
+  mover.settle(moved);
+  lock.lock();
 }
 
 bool Rendezvous::ready(const Call& call, int rank) const {
   bool all = true;
-  for_each_need(call, rank, [&](int peer, Stage stage) { all = all && posting(call, peer).stage >= stage; });
+  for_each_need(call.postings, rank, posting(call, rank).stage,
+                [&](int peer, Stage stage) { all = all && posting(call, peer).stage >= stage; });
   return all;
 }
 
 std::vector<int> Rendezvous::lagging(const Call& call, int rank) const {
   std::vector<int> peers;
-  for_each_need(call, rank, [&](int peer, Stage stage) {
+  for_each_need(call.postings, rank, posting(call, rank).stage, [&](int peer, Stage stage) {
     if (posting(call, peer).stage < stage && std::find(peers.begin(), peers.end(), peer) == peers.end())
       peers.push_back(peer);
   });
@@ -139,32 +148,41 @@ std::vector<int> Rendezvous::lagging(const Call& call, int rank) const {
 }
 
 // Takes the rank's steps in this call as long as they are ready. Unlocks while copying; true when it did.
-bool Rendezvous::advance(Call& call, int rank, Lock& lock) {
+bool Rendezvous::advance(Call& call, int rank, Mover& mover, Lock& lock) {
   Posting& own = posting(call, rank);
   bool advanced = false;
   while (own.stage != Stage::complete && !own.withdrawn && !disagreement_ && !job_.failed() && ready(call, rank)) {
     bool readable = true;
     if (own.stage != Stage::received)
-      for_each_need(call, rank, [&](int peer, Stage) { readable = readable && !posting(call, peer).withdrawn; });
+      for_each_need(call.postings, rank, own.stage,
+                    [&](int peer, Stage) { readable = readable && !posting(call, peer).withdrawn; });
     if (!readable) break;
     ++call.reading;
     lock.unlock();
-    const Stage reached = take_step(call.postings, rank);
+    Stage reached = own.stage;
+    std::exception_ptr failure;
+    try {
+      reached = take_step(call.postings, rank, mover);
+    } catch (...) {
+      failure = std::current_exception();
+    }
     lock.lock();
     own.stage = reached;
     --call.reading;
     advanced = true;
     wake_ready(call);
+    if (failure) std::rethrow_exception(failure);
   }
   return advanced;
 }
 
-bool Rendezvous::advance_all(int rank, Lock& lock) {
+bool Rendezvous::advance_all(int rank, Mover& mover, Lock& lock) {
   bool advanced = false;
   // The map may change while the lock is open, but not the calls this rank has not closed.
   for (auto it = calls_.begin(); it != calls_.end();) {
     const int64_t sequence = it->first;
-    if (posting(it->second, rank).stage != Stage::absent && advance(it->second, rank, lock)) advanced = true;
+    Call& call = it->second;
+    if (posting(call, rank).stage != Stage::absent && advance(call, rank, mover, lock)) advanced = true;
     it = calls_.upper_bound(sequence);
   }
   return advanced;
@@ -197,7 +215,7 @@ void Rendezvous::throw_if_stopped() const {
 
 void Rendezvous::throw_if_peer_gone(const Call& call, int rank) const {
   const Posting& own = posting(call, rank);
-  for_each_need(call, rank, [&](int peer, Stage stage) {
+  for_each_need(call.postings, rank, own.stage, [&](int peer, Stage stage) {
     const Posting& theirs = posting(call, peer);
     if (theirs.withdrawn && (own.stage != Stage::received || theirs.stage < stage))
       throw PeerFailure(fmt::format("{}: rank {} gave it up", title(call, own), world_rank(peer)));

@@ -11,6 +11,10 @@
 // A rank that gives up (its wait throws, or its Work dies while an exception unwinds) withdraws its memory first: it
 // waits for those who are reading at that moment, a memcpy's time, and the rest find it withdrawn.
 //
+// On GPUs a step is queued rather than done (comm/threads/mover.h), and a stage means that it is. So the threads meet
+// as above, far ahead of the GPUs; and since a queue only ever waits for what another has been given before, whichever
+// order the ranks' steps are queued in, no queues can wait for each other in a circle.
+//
 // One mutex a group, one condition variable a rank; a rank that sleeps is woken only when it can take a step.
 #pragma once
 
@@ -25,6 +29,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/threads/mover.h"
 #include "comm/threads/posting.h"
 
 namespace farspan {
@@ -40,12 +45,16 @@ class Rendezvous {
   // the others called, which also ends every other wait in this group, and PeerFailure when the job has failed.
   int64_t post(int rank, Posting posting);
 
+  // Takes the steps of the rank's open calls that are ready. Throws what the mover throws.
+  void advance(int rank, Mover& mover);
+
   // Completes the rank's call. Throws CommunicationError on a mismatch, at the deadline, and when a rank that is needed
-  // has ended; PeerFailure when the job has failed or a peer withdrew. The call is closed in every case.
-  void wait(int rank, int64_t sequence);
+  // has ended; PeerFailure when the job has failed or a peer withdrew; and what the mover throws. The call is closed in
+  // every case.
+  void wait(int rank, int64_t sequence, Mover& mover);
 
   // Closes a call that will not be waited for.
-  void withdraw(int rank, int64_t sequence);
+  void withdraw(int rank, int64_t sequence, Mover& mover);
 
   void wake_all();
 
@@ -73,17 +82,15 @@ class Rendezvous {
   Posting& posting(Call& call, int rank) const { return call.postings[static_cast<size_t>(rank)]; }
   const Posting& posting(const Call& call, int rank) const { return call.postings[static_cast<size_t>(rank)]; }
 
-  // visit(peer, stage): the peer must have reached the stage before `rank` can take its next step.
-  template <typename Visit>
-  void for_each_need(const Call& call, int rank, Visit visit) const;
   bool ready(const Call& call, int rank) const;
   std::vector<int> lagging(const Call& call, int rank) const;
 
-  bool advance(Call& call, int rank, Lock& lock);
-  bool advance_all(int rank, Lock& lock);
+  bool advance(Call& call, int rank, Mover& mover, Lock& lock);
+  bool advance_all(int rank, Mover& mover, Lock& lock);
   void wake_ready(Call& call);
   void wake_everyone();
-  void close(Call& call, int rank, Lock& lock);
+  void close(Call& call, int rank, Mover& mover, Lock& lock);
+  void settle(const Call& call, Mover& mover, Lock& lock) const;
 
   void throw_if_stopped() const;
   void throw_if_peer_gone(const Call& call, int rank) const;

@@ -43,8 +43,9 @@ void log_report(const ThreadJob& job) {
 
 }  // namespace
 
-void run_thread_ranks(int size, double timeout_seconds, const RankBody& body, double grace_seconds) {
-  ThreadWorld world(size, timeout_seconds);
+void run_thread_ranks(int size, double timeout_seconds, const RankBody& body, double grace_seconds,
+                      GpuBackend backend) {
+  ThreadWorld world(size, timeout_seconds, backend);
   ThreadJob& job = *world.job_;
   std::vector<std::thread> threads;
   if (size == 1) {

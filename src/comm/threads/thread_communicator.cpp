@@ -7,6 +7,7 @@
 #include "comm/exposed_time.h"
 
 namespace farspan {
+
 // The state of a started call. One that dies unwaited, other than by an exception, fails the whole job: its memory may
 // be gone while the peers still count on it.
 class ThreadCommunicator::PostedCall final : public Work::State {
@@ -24,21 +25,29 @@ class ThreadCommunicator::PostedCall final : public Work::State {
                   .consequence = false,
                   .missing = {},
                   .outside = false});
-    group.withdraw(rank, sequence_);
+    group.withdraw(rank, sequence_, *communicator_.mover_);
   }
 
   void post(Posting posting) {
-    sequence_ = communicator_.group_.post(communicator_.rank(), std::move(posting));
+    Rendezvous& group = communicator_.group_;
+    Mover& mover = *communicator_.mover_;
+    if (!posting.announced) mover.offer(posting);
+    sequence_ = group.post(communicator_.rank(), std::move(posting));
     open_ = true;
+    // What is ready to be moved is queued while there is something to compute beside it.
+    if (mover.queues()) group.advance(communicator_.rank(), mover);
   }
 
   void wait() override {
     if (!std::exchange(open_, false)) return;
+    if (communicator_.mover_->queues()) return finish();
     const ExposedTime exposed(communicator_.traffic_);
-    communicator_.group_.wait(communicator_.rank(), sequence_);
+    finish();
   }
 
  private:
+  void finish() { communicator_.group_.wait(communicator_.rank(), sequence_, *communicator_.mover_); }
+
   ThreadCommunicator& communicator_;
   std::shared_ptr<ThreadJob> job_;
   int64_t sequence_ = 0;
@@ -47,8 +56,11 @@ class ThreadCommunicator::PostedCall final : public Work::State {
 };
 
 ThreadCommunicator::ThreadCommunicator(std::shared_ptr<ThreadJob> job, Rendezvous& group, Dimension dimension, int rank,
-                                       std::vector<int> ranks)
-    : CallCommunicator(dimension, rank, std::move(ranks)), job_(std::move(job)), group_(group) {}
+                                       std::vector<int> ranks, std::unique_ptr<Mover> mover)
+    : CallCommunicator(dimension, rank, std::move(ranks)),
+      job_(std::move(job)),
+      group_(group),
+      mover_(std::move(mover)) {}
 
 Work ThreadCommunicator::start(CallArguments call) {
   auto posted = std::make_unique<PostedCall>(*this);  // before anything is published

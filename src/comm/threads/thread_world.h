@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as threads of one process. Messages are copied straight from the sender's memory into the receiver's: no
-// staging buffers, so what the arena planned is all there is.
+// Ranks as threads of one process. Messages are copied straight from the sender's memory into the receiver's, the CPU's
+// or a GPU's: no staging buffers, so what the arena planned is all there is. Ranks that each have a GPU can have NCCL
+// carry the tensors on them.
 #pragma once
 
 #include <memory>
@@ -9,12 +10,21 @@
 
 namespace farspan {
 
+class CallCommunicator;
+class Mover;
 class ThreadJob;
+
+// What carries messages between ranks whose tensors are on GPUs.
+enum class GpuBackend {
+  automatic,  // NCCL where every rank has a GPU to itself and NCCL can be loaded, else copies
+  copies,     // each rank copies from, or sums over, its peers' memory; ranks may share a GPU
+  nccl,
+};
 
 class ThreadWorld final : public World {
  public:
   // `timeout_seconds`: how long any wait may last before it becomes an error that names the missing ranks; above 0.
-  ThreadWorld(int size, double timeout_seconds);
+  ThreadWorld(int size, double timeout_seconds, GpuBackend backend = GpuBackend::automatic);
   ~ThreadWorld() override;
   ThreadWorld(const ThreadWorld&) = delete;
   ThreadWorld& operator=(const ThreadWorld&) = delete;
@@ -22,14 +32,21 @@ class ThreadWorld final : public World {
   int size() const override;
   int first_local_rank() const override { return 0; }
   std::unique_ptr<Communicator> group(int world_rank, std::vector<int> ranks, Dimension dimension) override;
+  std::unique_ptr<Communicator> group(int world_rank, std::vector<int> ranks, Dimension dimension,
+                                      Device& device) override;
+  int gpu_of(int world_rank) const override { return gpu_of_place(world_rank); }
   void set_position(int world_rank, std::string position) override;
   void abort(int world_rank, const std::string& reason) override;
   bool aborted() const override;
   std::string report() const override;
 
  private:
-  friend void run_thread_ranks(int, double, const RankBody&, double);
+  friend void run_thread_ranks(int, double, const RankBody&, double, GpuBackend);
+  std::unique_ptr<CallCommunicator> make_group(int world_rank, std::vector<int> ranks, Dimension dimension,
+                                               std::unique_ptr<Mover> mover);
+
   std::shared_ptr<ThreadJob> job_;
+  const GpuBackend backend_;
 };
 
 // Runs body(rank) on `size` threads and waits for all. When one throws, the world is aborted so that the others end
@@ -42,6 +59,7 @@ class ThreadWorld final : public World {
 //
 // A rank that has not ended `grace_seconds` after the failure is stuck outside any wait and cannot be stopped: the line
 // "farspan: error: ..." names the failure and the stuck ranks, and the process ends with the failure's exit status.
-void run_thread_ranks(int size, double timeout_seconds, const RankBody& body, double grace_seconds = 10);
+void run_thread_ranks(int size, double timeout_seconds, const RankBody& body, double grace_seconds = 10,
+                      GpuBackend backend = GpuBackend::automatic);
 
 }  // namespace farspan

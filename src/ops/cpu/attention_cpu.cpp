@@ -38,18 +38,25 @@ void delta_rows(const Device& device, const Tensor& out, const Tensor& d_out, co
 
 }  // namespace
 
-void attention_state_init(const Device& device, const Tensor& out, const Tensor& lse) {
-  float* const o = out.data<float>();
-  float* const l = lse.data<float>();
-  const int64_t heads = out.dim(1);
-  const int64_t head_size = out.dim(2);
+void zero_heads(const Device& device, const Tensor& x) {
+  float* const data = x.data<float>();
+  const int64_t heads = x.dim(1);
+  const int64_t head_size = x.dim(2);
   const int64_t grain = std::max<int64_t>(1, kElementsPerThread / std::max<int64_t>(1, heads * head_size));
-  parallel_for(device, out.dim(0), grain, [&](int64_t begin, int64_t end) {
+  parallel_for(device, x.dim(0), grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      for (int64_t a = 0; a < heads; ++a) std::fill_n(o + i * out.stride(0) + a * out.stride(1), head_size, 0.0f);
-    for (int64_t a = 0; a < heads; ++a)
-      std::fill_n(l + a * lse.stride(0) + begin, end - begin, -std::numeric_limits<float>::infinity());
+      for (int64_t a = 0; a < heads; ++a) std::fill_n(data + i * x.stride(0) + a * x.stride(1), head_size, 0.0f);
   });
+}
+
+void attention_state_init(const Device& device, const Tensor& out, const Tensor& lse) {
+  zero_heads(device, out);
+  float* const l = lse.data<float>();
+  parallel_for(device, lse.dim(0), std::max<int64_t>(1, kElementsPerThread / std::max<int64_t>(1, lse.dim(1))),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t a = begin; a < end; ++a)
+                   std::fill_n(l + a * lse.stride(0), lse.dim(1), -std::numeric_limits<float>::infinity());
+               });
 }
 
 void attention_delta(const Device& device, const Tensor& out, const Tensor& d_out, const Tensor& delta) {

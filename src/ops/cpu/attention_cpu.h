@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two row-wise ops beside block attention, on the CPU. Arguments as in ops/attention.h, already checked.
+// The row-wise ops beside block attention, on the CPU. Arguments as in ops/attention.h, already checked.
 #pragma once
 
 #include "ops/attention.h"
@@ -7,6 +7,9 @@
 namespace farspan::cpu {
 
 void attention_state_init(const Device& device, const Tensor& out, const Tensor& lse);
+
+// x (rows, heads, D) f32 = 0.
+void zero_heads(const Device& device, const Tensor& x);
 
 void attention_delta(const Device& device, const Tensor& out, const Tensor& d_out, const Tensor& delta);
 

@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "device/parallel_for.h"
-#include "ops/cpu/gemm_problem.h"
+#include "ops/cpu/gemm.h"
 
 namespace farspan::cpu {
 namespace {
@@ -33,7 +33,7 @@ Key key_of(const GemmProblem& p, int threads) {
           p.c_row_stride,
           static_cast<int64_t>(p.operand_dtype),
           static_cast<int64_t>(p.c_dtype),
-          static_cast<int64_t>(p.accumulate),
+          p.addend != nullptr ? 1 : 0,
           threads};
 }
 
@@ -76,7 +76,7 @@ CachedProduct build(const GemmProblem& p) {
     const auto b = describe(p.k, p.n, p.b.row_stride, p.b.column_stride, p.operand_dtype);
     const auto c = describe(p.m, p.n, p.c_row_stride, 1, p.c_dtype);
     dnnl::primitive_attr attributes;
-    if (p.accumulate == Accumulate::yes) {
+    if (p.addend != nullptr) {
       dnnl::post_ops add_to_c;
       add_to_c.append_sum(1.0f);
       attributes.set_post_ops(add_to_c);

@@ -4,7 +4,7 @@
 
 #include "base/math.h"
 #include "device/parallel_for.h"
-#include "ops/cpu/gemm_problem.h"
+#include "ops/cpu/gemm.h"
 #include "ops/cpu/kernels.h"
 
 namespace farspan::cpu {
@@ -79,7 +79,7 @@ class WidenedProduct {
     char* c = static_cast<char*>(problem_.c) +
               (rows_.begin(i) * problem_.c_row_stride + columns_.begin(j)) * size_of(problem_.c_dtype);
     const bool narrow = problem_.c_dtype == DType::bf16;
-    const bool accumulate = problem_.accumulate == Accumulate::yes;
+    const bool accumulate = problem_.addend != nullptr;
 
     GemmProblem part;
     part.m = rows;
@@ -96,7 +96,7 @@ class WidenedProduct {
       if (i == 0 || depth_.count() > 1)
         b_tile_ = widen(device_, problem_.b, depth_.begin(l), part.k, columns_.begin(j), columns, b_);
       part.b = b_tile_;
-      part.accumulate = accumulate || l > 0 ? Accumulate::yes : Accumulate::no;
+      part.addend = accumulate || l > 0 ? part.c : nullptr;
       outcome = gemm_onednn(device_, part);
       if (!outcome.ran) return outcome;
     }

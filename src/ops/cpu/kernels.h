@@ -38,6 +38,8 @@ struct SwiGlu {
   RowView gate_up, d_y;  // d_y: backward only
   RowView out;           // y or d_gate_up
   DType dtype;
+  RowView y = {};  // backward: where y is written once more, if has_y
+  bool has_y = false;
 };
 void swiglu_forward(const SwiGlu& swiglu, int64_t begin, int64_t end);
 void swiglu_backward(const SwiGlu& swiglu, int64_t begin, int64_t end);

@@ -41,6 +41,7 @@ void backward_rows(const SwiGlu& swiglu, int64_t begin, int64_t end) {
     const T* d_y = swiglu.d_y.row<T>(row);
     T* d_gate = swiglu.out.row<T>(row);
     T* d_up = d_gate + columns;
+    T* y = swiglu.has_y ? swiglu.y.row<T>(row) : nullptr;
     for_vectors(columns, [&](int64_t i, int64_t count) HWY_ATTR {
       const auto g = load(gate + i, count);
       const auto u = load(up + i, count);
@@ -48,7 +49,9 @@ void backward_rows(const SwiGlu& swiglu, int64_t begin, int64_t end) {
       const auto s = sigmoid(g);
       const auto slope = hn::Mul(s, hn::MulAdd(g, hn::Sub(one, s), one));
       store(hn::Mul(hn::Mul(d, u), slope), d_gate + i, count);
-      store(hn::Mul(d, hn::Mul(g, s)), d_up + i, count);
+      const auto silu = hn::Mul(g, s);
+      store(hn::Mul(d, silu), d_up + i, count);
+      if (y != nullptr) store(hn::Mul(silu, u), y + i, count);
     });
   }
 }

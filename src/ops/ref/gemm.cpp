@@ -7,7 +7,7 @@ namespace farspan::ref {
 namespace {
 
 template <typename T>
-double dot(const cpu::GemmProblem& p, int64_t row, int64_t column) {
+double dot(const GemmProblem& p, int64_t row, int64_t column) {
   const T* a = static_cast<const T*>(p.a.data) + row * p.a.row_stride;
   const T* b = static_cast<const T*>(p.b.data) + column * p.b.column_stride;
   double sum = 0;
@@ -18,11 +18,12 @@ double dot(const cpu::GemmProblem& p, int64_t row, int64_t column) {
 }
 
 template <typename T, typename C>
-void compute_rows(const cpu::GemmProblem& p, int64_t begin, int64_t end) {
+void compute_rows(const GemmProblem& p, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     C* c = static_cast<C*>(p.c) + row * p.c_row_stride;
+    const C* addend = static_cast<const C*>(p.addend) + row * p.addend_row_stride;
     for (int64_t column = 0; column < p.n; ++column) {
-      const double before = p.accumulate == Accumulate::yes ? static_cast<double>(to_float(c[column])) : 0.0;
+      const double before = p.addend != nullptr ? static_cast<double>(to_float(addend[column])) : 0.0;
       c[column] = from_float<C>(static_cast<float>(before + dot<T>(p, row, column)));
     }
   }
@@ -30,7 +31,7 @@ void compute_rows(const cpu::GemmProblem& p, int64_t begin, int64_t end) {
 
 }  // namespace
 
-void gemm_rows(const cpu::GemmProblem& problem, int64_t begin, int64_t end) {
+void gemm_rows(const GemmProblem& problem, int64_t begin, int64_t end) {
   with_compute_type(problem.operand_dtype, [&](auto t) {
     with_compute_type(problem.c_dtype, [&](auto c) { compute_rows<decltype(t), decltype(c)>(problem, begin, end); });
   });

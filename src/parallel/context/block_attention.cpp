@@ -3,15 +3,13 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "ops/attention.h"
+#include "ops/elementwise.h"
 
 namespace farspan {
 namespace {
-
-Tensor tokens_of(const Tensor& x, int dim, const LocalSpan& span) {
-  return x.slice(dim, span.local_begin, span.local_begin + span.positions.length());
-}
 
 // The query heads that read key/value heads `heads`.
 Span query_heads(const ContextAttentionShape& shape, Span heads) {
@@ -19,110 +17,338 @@ Span query_heads(const ContextAttentionShape& shape, Span heads) {
   return {heads.begin * group, heads.end * group};
 }
 
-// What one block touches of tensors that have a query in each entry.
+// What one block touches of tensors that have a query in each entry: local tokens [begin, end) of a row, some heads.
 struct QueryPart {
   int64_t row;
-  LocalSpan queries;
+  Span tokens;
   Span heads;
+  Tensor of_tokens(const Tensor& x) const { return entry(x, row).slice(0, tokens.begin, tokens.end); }
   Tensor of_heads(const Tensor& x) const {  // (B, s, A, D) -> (n, a, D)
-    return tokens_of(entry(x, row), 0, queries).slice(1, heads.begin, heads.end);
+    return of_tokens(x).slice(1, heads.begin, heads.end);
   }
   Tensor of_scalars(const Tensor& x) const {  // (B, A, s) -> (a, n)
-    return tokens_of(entry(x, row), 1, queries).slice(0, heads.begin, heads.end);
+    return entry(x, row).slice(1, tokens.begin, tokens.end).slice(0, heads.begin, heads.end);
   }
 };
 
-AttentionBlock block_of(const AttentionCall& call, const QueryPart& part, const KeyBlock& keys, int64_t pairs) {
+// Query spans [first_span, last_span) of a row and segments [first_segment, last_segment) of a key block.
+struct Rectangle {
+  size_t first_span = 0;
+  size_t last_span = 0;
+  size_t first_segment = 0;
+  size_t last_segment = 0;
+  int64_t pairs = 0;
+};
+
+// One block: its queries, its keys as tokens of the key block, and its runs.
+struct BlockPart {
+  QueryPart queries;
+  Span keys;
+  std::vector<VisibleRun> runs;
   AttentionBlock block;
-  block.query = part.of_heads(call.query);
-  block.key = keys.key;
-  block.value = keys.value;
-  block.lo = tokens_of(entry(call.lo, part.row), 0, part.queries);
-  block.hi = tokens_of(entry(call.hi, part.row), 0, part.queries);
-  block.key_begin = keys.segment.keys.positions.begin;
-  block.query_begin = part.queries.positions.begin;
+  bool is_first = false;  // no block has met these queries before
+};
+
+// Which rectangles of a row's queries and of some of its keys are attended to, in which order. Joined or not, no two
+// share a pair and none with a visible pair is left out.
+class Rectangles {
+ public:
+  Rectangles(const AttentionCall& call, const MetQueries& met, const KeyBlock& keys)
+      : call_(call), met_(met), keys_(keys), row_(keys.segments[0].row) {
+    if (call.joins_blocks())
+      join();
+    else
+      separate();
+  }
+  const std::vector<Rectangle>& list() const { return list_; }
+
+ private:
+  const std::vector<QuerySpan>& spans() const { return call_.query_spans[static_cast<size_t>(row_)]; }
+  const IntervalMask& mask() const { return call_.rows.masks[static_cast<size_t>(row_)]; }
+  Span positions(size_t segment) const { return keys_.segments[segment].keys.positions; }
+
+  int64_t pairs(size_t span, size_t segment) const {
+    return mask().visible_pairs(spans()[span].queries.positions, positions(segment));
+  }
+  bool plain(size_t span, size_t segment) const {
+    return pairs(span, segment) == spans()[span].queries.positions.length() * positions(segment).length();
+  }
+
+  // Segment by segment, queries ascending, so that sums have one order.
+  void separate() {
+    for (size_t segment = 0; segment < keys_.segments.size(); ++segment) {
+      auto span = std::partition_point(spans().begin(), spans().end(), [&](const QuerySpan& s) {
+        return s.sees.end <= positions(segment).begin;
+      });
+      for (; span != spans().end() && span->sees.begin < positions(segment).end; ++span) {
+        const auto i = static_cast<size_t>(span - spans().begin());
+        if (pairs(i, segment) > 0) list_.push_back({i, i + 1, segment, segment + 1, pairs(i, segment)});
+      }
+    }
+  }
+
+  // Segments that a span sees all of become one rectangle, with the next one that it sees in part. Their keys may then
+  // be taken to stand right before that one's: no query of the span can tell. Rectangles of neighbouring spans that see
+  // all of the same segments become one. The last queries come first: they see most keys, so that most gradients of keys
+  // begin with their block.
+  void join() {
+    for (size_t span = spans().size(); span-- > 0;)
+      for (size_t segment = 0; segment < keys_.segments.size();) {
+        Rectangle rectangle{span, span + 1, segment, segment + 1, pairs(span, segment)};
+        if (rectangle.pairs == 0) {
+          ++segment;
+          continue;
+        }
+        if (plain(span, segment)) {
+          extend(rectangle);
+          if (!list_.empty() && continues(list_.back(), rectangle)) {
+            list_.back().first_span = span;
+            list_.back().pairs += rectangle.pairs;
+            segment = rectangle.last_segment;
+            continue;
+          }
+        }
+        list_.push_back(rectangle);
+        segment = rectangle.last_segment;
+      }
+  }
+
+  void extend(Rectangle& r) const {
+    const Span queries = spans()[r.first_span].queries.positions;
+    while (r.last_segment < keys_.segments.size()) {
+      const int64_t more = pairs(r.first_span, r.last_segment);
+      // What lies between two segments must be visible too.
+      if (more == 0 || mask().visible(queries.begin).end < positions(r.last_segment).begin) return;
+      const bool whole = plain(r.first_span, r.last_segment);
+      r.pairs += more;
+      ++r.last_segment;
+      if (!whole) return;
+    }
+  }
+
+  bool all_visible(const Rectangle& r) const {
+    for (size_t segment = r.first_segment; segment < r.last_segment; ++segment)
+      if (!plain(r.first_span, segment)) return false;
+    return true;
+  }
+
+  // Whether `upper`, of the span before those of `lower`, sees the same keys, all of them, and is as new.
+  bool continues(const Rectangle& lower, const Rectangle& upper) const {
+    return lower.first_span == upper.last_span && lower.first_segment == upper.first_segment &&
+           lower.last_segment == upper.last_segment && all_visible(lower) && all_visible(upper) &&
+           spans()[upper.first_span].queries.local_begin + spans()[upper.first_span].queries.positions.length() ==
+               spans()[lower.first_span].queries.local_begin &&
+           met_.is_new(row_, lower.first_span, keys_.heads) == met_.is_new(row_, upper.first_span, keys_.heads);
+  }
+
+  const AttentionCall& call_;
+  const MetQueries& met_;
+  const KeyBlock& keys_;
+  int64_t row_;
+  std::vector<Rectangle> list_;
+};
+
+// Tokens of a key block that its segments [first, last) have.
+Span tokens_of_segments(const KeyBlock& keys, size_t first, size_t last) {
+  Span tokens;
+  for (size_t segment = 0; segment < last; ++segment) {
+    tokens.end += keys.segments[segment].tokens();
+    if (segment < first) tokens.begin = tokens.end;
+  }
+  return tokens;
+}
+
+BlockPart part_of(const AttentionCall& call, const KeyBlock& keys, const Rectangle& r) {
+  const int64_t row = keys.segments[0].row;
+  const std::vector<QuerySpan>& spans = call.query_spans[static_cast<size_t>(row)];
+  const LocalSpan& first = spans[r.first_span].queries;
+  const LocalSpan& last = spans[r.last_span - 1].queries;
+  BlockPart part;
+  part.queries = {row, {first.local_begin, last.local_begin + last.positions.length()},
+                  query_heads(call.shape, keys.heads)};
+  part.keys = tokens_of_segments(keys, r.first_segment, r.last_segment);
+  for (size_t span = r.first_span; span < r.last_span; ++span)
+    for (VisibleRun run : spans[span].runs) {
+      run.first += spans[span].queries.local_begin - first.local_begin;
+      part.runs.push_back(run);
+    }
+  AttentionBlock& block = part.block;
+  block.query = part.queries.of_heads(call.query);
+  block.key = keys.key.slice(0, part.keys.begin, part.keys.end);
+  block.value = keys.value.slice(0, part.keys.begin, part.keys.end);
+  block.lo = part.queries.of_tokens(call.lo);
+  block.hi = part.queries.of_tokens(call.hi);
+  block.key_begin = keys.segments[r.last_segment - 1].keys.positions.end - part.keys.length();
+  block.query_begin = first.positions.begin;
   block.scale = call.shape.scale;
-  block.visible_pairs = pairs;
+  block.visible_pairs = r.pairs;
   if (call.dropout.probability > 0) {
     block.dropout = call.dropout;
-    block.dropout.row = call.row_ids[static_cast<size_t>(part.row)];
-    block.dropout.first_head = call.shape.first_head + part.heads.begin;
+    block.dropout.row = call.row_ids[static_cast<size_t>(row)];
+    block.dropout.first_head = call.shape.first_head + part.queries.heads.begin;
   }
-  return block;
+  return part;
 }
 
-// Calls body(part, block) for every block of these keys with a visible pair, queries ascending, so that sums have one
-// order.
+// Calls body(part, rectangle) for every block of these keys with a visible pair.
 template <typename Body>
-void for_each_block(const AttentionCall& call, const KeyBlock& keys, Body&& body) {
-  const auto row = static_cast<size_t>(keys.segment.row);
-  const Span positions = keys.segment.keys.positions;
-  const std::vector<QuerySpan>& spans = call.query_spans[row];
-  auto span = std::partition_point(spans.begin(), spans.end(),
-                                   [&](const QuerySpan& s) { return s.sees.end <= positions.begin; });
-  for (; span != spans.end() && span->sees.begin < positions.end; ++span) {
-    const int64_t pairs = call.rows.masks[row].visible_pairs(span->queries.positions, positions);
-    if (pairs == 0) continue;
-    const QueryPart part{keys.segment.row, span->queries, query_heads(call.shape, keys.heads)};
-    body(part, block_of(call, part, keys, pairs));
+void for_each_block(const AttentionCall& call, MetQueries& met, const KeyBlock& keys, Body&& body) {
+  const Rectangles rectangles(call, met, keys);
+  for (const Rectangle& r : rectangles.list()) {
+    BlockPart part = part_of(call, keys, r);
+    part.block.runs = part.runs;
+    for (size_t span = r.first_span; span < r.last_span; ++span)
+      part.is_first = met.meet(keys.segments[0].row, span, keys.heads);
+    body(part, r);
   }
 }
 
-// Calls body(segment) for each of this rank's own segments: rows, then positions, ascending.
+// Calls body(keys, row, local tokens) for this rank's own keys of each row.
 template <typename Body>
-void for_each_own_segment(const AttentionCall& call, Body&& body) {
-  for (int64_t row = 0; row < call.rows.count(); ++row)
+void for_each_own_row(const AttentionCall& call, Body&& body) {
+  for (int64_t row = 0; row < call.rows.count(); ++row) {
+    std::vector<Segment> segments;
     for (const LocalSpan& span : call.rows.layouts[static_cast<size_t>(row)].spans(call.rank()))
-      body(Segment{row, span});
+      segments.push_back({row, span});
+    if (segments.empty()) continue;
+    body(KeyBlock{segments, {0, call.shape.kv_heads}, entry(call.key, row), entry(call.value, row)}, row);
+  }
 }
 
-// The tokens of one of this rank's segments in a tensor of all its local tokens: (B, s, K, D) -> (tokens, K, D).
-Tensor own_tokens(const Tensor& x, const Segment& segment) { return tokens_of(entry(x, segment.row), 0, segment.keys); }
+// Which segments of a key block have gradients already; those that have none when it is over are zero.
+class KeyGradients {
+ public:
+  KeyGradients(const AttentionCall& call, const KeyBlock& keys, const Tensor& d_key, const Tensor& d_value)
+      : call_(call), keys_(keys), d_key_(d_key), d_value_(d_value), written_(keys.segments.size()) {}
 
-KeyBlock own_keys(const AttentionCall& call, const Segment& segment) {
-  return {segment, {0, call.shape.kv_heads}, own_tokens(call.key, segment), own_tokens(call.value, segment)};
-}
+  // How the next block uses the gradients of its segments.
+  Accumulate begin(const Rectangle& r) {
+    const auto first = written_.begin() + static_cast<std::ptrdiff_t>(r.first_segment);
+    const auto last = written_.begin() + static_cast<std::ptrdiff_t>(r.last_segment);
+    if (std::find(first, last, true) == last) {
+      std::fill(first, last, true);
+      return Accumulate::no;
+    }
+    zero(r.first_segment, r.last_segment);
+    return Accumulate::yes;
+  }
+  void finish() { zero(0, written_.size()); }
+
+ private:
+  void zero(size_t first, size_t last) {
+    for (size_t segment = first; segment < last; ++segment) {
+      if (written_[segment]) continue;
+      written_[segment] = true;
+      const Span tokens = tokens_of_segments(keys_, segment, segment + 1);
+      for (const Tensor& x : {d_key_, d_value_}) fill(call_.device, x.slice(0, tokens.begin, tokens.end), 0);
+    }
+  }
+
+  const AttentionCall& call_;
+  const KeyBlock& keys_;
+  Tensor d_key_, d_value_;
+  std::vector<bool> written_;
+};
 
 }  // namespace
 
 void AttentionCall::prepare() {
   query_spans.assign(static_cast<size_t>(rows.count()), {});
+  blind_spans.assign(query_spans.size(), {});
   for (size_t row = 0; row < query_spans.size(); ++row)
     for (const LocalSpan& span : rows.layouts[row].spans(rank())) {
       const Span sees = rows.masks[row].visible_range(span.positions);
-      if (!sees.empty()) query_spans[row].push_back({span, sees});
+      if (sees.empty()) {
+        blind_spans[row].push_back(span);
+        continue;
+      }
+      query_spans[row].push_back({span, sees, {}});
+      if (device.targets_cuda()) query_spans[row].back().runs = rows.masks[row].visible_runs(span.positions);
     }
 }
 
-void start_state(const AttentionCall& call, Tensor out, Tensor lse) {
-  for (int64_t b = 0; b < call.rows.count(); ++b) attention_state_init(call.device, entry(out, b), entry(lse, b));
+bool AttentionCall::one_block_a_row() const {
+  if (ranks() > 1) return false;
+  for (size_t row = 0; row < query_spans.size(); ++row)
+    if (query_spans[row].size() + blind_spans[row].size() > 1) return false;
+  return true;
+}
+
+MetQueries::MetQueries(const AttentionCall& call) : heads_(static_cast<size_t>(call.shape.kv_heads)) {
+  for (const std::vector<QuerySpan>& spans : call.query_spans) met_.emplace_back(spans.size() * heads_);
+}
+
+bool MetQueries::is_new(int64_t row, size_t span, Span key_value_heads) const {
+  return !met_[static_cast<size_t>(row)][index(span, key_value_heads)];
+}
+
+bool MetQueries::meet(int64_t row, size_t span, Span key_value_heads) {
+  const bool is_first = is_new(row, span, key_value_heads);
+  std::vector<bool>& met = met_[static_cast<size_t>(row)];
+  std::fill_n(met.begin() + static_cast<std::ptrdiff_t>(index(span, key_value_heads)), key_value_heads.length(), true);
+  return is_first;
+}
+
+namespace {
+
+// Calls body(part) for the queries that see nothing, all their heads.
+template <typename Body>
+void for_each_blind_part(const AttentionCall& call, Body&& body) {
+  for (size_t row = 0; row < call.blind_spans.size(); ++row)
+    for (const LocalSpan& span : call.blind_spans[row])
+      body(QueryPart{static_cast<int64_t>(row),
+                     {span.local_begin, span.local_begin + span.positions.length()},
+                     {0, call.shape.heads}});
+}
+
+}  // namespace
+
+void finish_blind_queries(const AttentionCall& call, const Tensor& out, const Tensor& lse) {
+  for_each_blind_part(call, [&](const QueryPart& part) {
+    fill(call.device, part.of_heads(out), 0);
+    fill(call.device, part.of_scalars(lse), -std::numeric_limits<double>::infinity());
+  });
+}
+
+void finish_blind_queries(const AttentionCall& call, const Tensor& d_query) {
+  for_each_blind_part(call, [&](const QueryPart& part) { fill(call.device, part.of_heads(d_query), 0); });
 }
 
 void write_delta(Device& device, const Tensor& out, const Tensor& d_out, Tensor delta) {
   for (int64_t b = 0; b < out.dim(0); ++b) attention_delta(device, entry(out, b), entry(d_out, b), entry(delta, b));
 }
 
-void attend_forward(const AttentionCall& call, const KeyBlock& keys, Tensor out, Tensor lse) {
-  for_each_block(call, keys, [&](const QueryPart& part, const AttentionBlock& block) {
-    attention_block_forward(call.device, block, part.of_heads(out), part.of_scalars(lse));
+void attend_forward(const AttentionCall& call, MetQueries& met, const KeyBlock& keys, Tensor out, Tensor lse) {
+  for_each_block(call, met, keys, [&](const BlockPart& part, const Rectangle&) {
+    attention_block_forward(call.device, part.block, part.is_first ? StateUse::begin : StateUse::add,
+                            part.queries.of_heads(out), part.queries.of_scalars(lse));
   });
 }
 
-void attend_backward(const AttentionCall& call, const OutputGradient& gradient, const KeyBlock& keys, Tensor d_key,
-                     Tensor d_value) {
-  for_each_block(call, keys, [&](const QueryPart& part, const AttentionBlock& block) {
-    attention_block_backward(call.device, block, part.of_heads(gradient.d_out), part.of_scalars(gradient.lse),
-                             part.of_scalars(gradient.delta), part.of_heads(gradient.d_query), d_key, d_value);
+void attend_backward(const AttentionCall& call, MetQueries& met, const OutputGradient& gradient, const KeyBlock& keys,
+                     Tensor d_key, Tensor d_value) {
+  KeyGradients key_gradients(call, keys, d_key, d_value);
+  for_each_block(call, met, keys, [&](const BlockPart& part, const Rectangle& rectangle) {
+    const QueryPart& queries = part.queries;
+    const Accumulate d_query_use = part.is_first ? Accumulate::no : Accumulate::yes;
+    attention_block_backward(call.device, part.block, gradient.out.defined() ? queries.of_heads(gradient.out) : Tensor(),
+                             queries.of_heads(gradient.d_out), queries.of_scalars(gradient.lse),
+                             gradient.delta.defined() ? queries.of_scalars(gradient.delta) : Tensor(), d_query_use,
+                             key_gradients.begin(rectangle), queries.of_heads(gradient.d_query),
+                             d_key.slice(0, part.keys.begin, part.keys.end),
+                             d_value.slice(0, part.keys.begin, part.keys.end));
   });
+  key_gradients.finish();
 }
 
-void attend_own_forward(const AttentionCall& call, Tensor out, Tensor lse) {
-  for_each_own_segment(call, [&](const Segment& segment) { attend_forward(call, own_keys(call, segment), out, lse); });
+void attend_own_forward(const AttentionCall& call, MetQueries& met, Tensor out, Tensor lse) {
+  for_each_own_row(call, [&](const KeyBlock& keys, int64_t) { attend_forward(call, met, keys, out, lse); });
 }
 
-void attend_own_backward(const AttentionCall& call, const OutputGradient& gradient, Tensor d_key, Tensor d_value) {
-  for_each_own_segment(call, [&](const Segment& segment) {
-    attend_backward(call, gradient, own_keys(call, segment), own_tokens(d_key, segment), own_tokens(d_value, segment));
+void attend_own_backward(const AttentionCall& call, MetQueries& met, const OutputGradient& gradient, Tensor d_key,
+                         Tensor d_value) {
+  for_each_own_row(call, [&](const KeyBlock& keys, int64_t row) {
+    attend_backward(call, met, gradient, keys, entry(d_key, row), entry(d_value, row));
   });
 }
 

@@ -30,6 +30,7 @@ struct Segment {
 struct QuerySpan {
   LocalSpan queries;
   Span sees;
+  std::vector<VisibleRun> runs;  // AttentionBlock::runs; made for a GPU only
 };
 
 // The inputs of one call: B rows of s local tokens, A query heads, K key/value heads.
@@ -46,48 +47,74 @@ struct AttentionCall {
   Tensor query;                      // (B, s, A, D)
   Tensor key;                        // (B, s, K, D)
   Tensor value;                      // (B, s, K, D)
-  // (B): the local queries that see anything, ascending. Filled by prepare().
+  // (B): the local queries that see anything, ascending, and those that see nothing. Filled by prepare().
   std::vector<std::vector<QuerySpan>> query_spans = {};
+  std::vector<std::vector<LocalSpan>> blind_spans = {};
 
   int rank() const { return cp == nullptr ? 0 : cp->rank(); }
   int ranks() const { return cp == nullptr ? 1 : cp->size(); }
   int64_t local_length() const { return query.dim(1); }
   DType dtype() const { return query.dtype(); }
   void prepare();
+  // Whether neighbouring blocks are attended to as one: on a GPU, where every result that is added to another has to be
+  // read and written again. Dropout is drawn by position, and what is joined does not stand together in the row.
+  bool joins_blocks() const { return device.targets_cuda() && dropout.probability == 0; }
+  // Whether one block a row is all there is to it: this rank owns every key, and its tokens are one span of the row.
+  bool one_block_a_row() const;
+};
+
+// Which queries, of which heads, no block has met yet in a pass: the first one begins what those that follow add to.
+class MetQueries {
+ public:
+  explicit MetQueries(const AttentionCall& call);
+  // Whether these are met for the first time; they are then no longer new. `span`: index into query_spans[row].
+  bool meet(int64_t row, size_t span, Span key_value_heads);
+  bool is_new(int64_t row, size_t span, Span key_value_heads) const;
+
+ private:
+  size_t index(size_t span, Span key_value_heads) const {
+    return span * heads_ + static_cast<size_t>(key_value_heads.begin);
+  }
+  size_t heads_;
+  std::vector<std::vector<bool>> met_;  // (B): spans x key/value heads
 };
 
 // What backward knows of the output, and where the queries' gradient grows.
 struct OutputGradient {
+  Tensor out;      // (B, s, A, D), the query's dtype; undefined where this rank does not have it
   Tensor d_out;    // (B, s, A, D), the query's dtype
   Tensor lse;      // (B, A, s) f32, of all keys
-  Tensor delta;    // (B, A, s) f32
-  Tensor d_query;  // (B, s, A, D) f32, added to
+  Tensor delta;    // (B, A, s) f32; on a GPU it may be undefined where `out` is not
+  Tensor d_query;  // (B, s, A, D) f32, written; with one block a row also the query's dtype
 };
 
-// The keys and values of a segment, wherever they lie, of key/value heads [heads.begin, heads.end).
+// Keys and values of some segments of one row, wherever they lie, of key/value heads [heads.begin, heads.end).
 struct KeyBlock {
-  Segment segment;
+  std::span<const Segment> segments;  // ascending; their tokens lie one behind the other
   Span heads;
   Tensor key;    // (tokens, heads, D)
   Tensor value;  // (tokens, heads, D)
 };
 
-// The running state before any key: out (B, s, A, D) f32 = 0, lse (B, A, s) f32 = -inf.
-void start_state(const AttentionCall& call, Tensor out, Tensor lse);
+// Results of the queries that no block will meet: out (B, s, A, D) = 0, lse (B, A, s) f32 = -inf; d_query = 0.
+void finish_blind_queries(const AttentionCall& call, const Tensor& out, const Tensor& lse);
+void finish_blind_queries(const AttentionCall& call, const Tensor& d_query);
 // delta (B, A, s) f32 from the final out and d_out (B, s, A, D).
 void write_delta(Device& device, const Tensor& out, const Tensor& d_out, Tensor delta);
 
-// Adds one segment's keys to the running state of all local queries of its row: out (B, s, A, D) f32; lse (B, A, s)
-// f32. Blocks in which nothing is visible are left out.
-void attend_forward(const AttentionCall& call, const KeyBlock& keys, Tensor out, Tensor lse);
+// Adds these keys to the running state of all local queries of their row, or begins it: out (B, s, A, D) f32, with one
+// block a row also the query's dtype; lse (B, A, s) f32. Blocks in which nothing is visible are left out.
+void attend_forward(const AttentionCall& call, MetQueries& met, const KeyBlock& keys, Tensor out, Tensor lse);
 
-// Adds the same keys' share of the gradients. d_key, d_value (tokens, heads, D) f32.
-void attend_backward(const AttentionCall& call, const OutputGradient& gradient, const KeyBlock& keys, Tensor d_key,
-                     Tensor d_value);
+// Adds the same keys' share of d_query, and writes d_key and d_value (tokens, heads, D): f32, with one block a row also
+// the key's dtype.
+void attend_backward(const AttentionCall& call, MetQueries& met, const OutputGradient& gradient, const KeyBlock& keys,
+                     Tensor d_key, Tensor d_value);
 
-// This rank's own keys, all heads. d_key, d_value (B, s, K, D) f32.
-void attend_own_forward(const AttentionCall& call, Tensor out, Tensor lse);
-void attend_own_backward(const AttentionCall& call, const OutputGradient& gradient, Tensor d_key, Tensor d_value);
+// This rank's own keys, all heads. d_key, d_value (B, s, K, D), likewise.
+void attend_own_forward(const AttentionCall& call, MetQueries& met, Tensor out, Tensor lse);
+void attend_own_backward(const AttentionCall& call, MetQueries& met, const OutputGradient& gradient, Tensor d_key,
+                         Tensor d_value);
 
 // Entry i of a tensor's first dimension: the same memory without that dimension.
 Tensor entry(const Tensor& x, int64_t i);

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "config/names.h"
+#include "device/host_access.h"
 #include "ops/elementwise.h"
 #include "parallel/context/block_attention.h"
 #include "parallel/context/head_exchange.h"
@@ -54,11 +55,15 @@ struct TradedRows {
     hi = arena.take("attention.whole_hi", DType::i64, {B, tokens}, Purpose::workspace);
     const double bytes = static_cast<double>(lo.tensor().bytes() + hi.tensor().bytes());
     device.run({"visible_intervals", OpClass::memory, 0, bytes}, [&] {
-      const auto row = [&](const Buffer& x, int64_t b) {
+      HostFilled host_lo(device, lo), host_hi(device, hi);
+      const auto row = [&](const HostFilled& x, int64_t b) {
         return std::span<int64_t>(x.tensor().data<int64_t>() + b * tokens, static_cast<size_t>(tokens));
       };
       for (int64_t b = 0; b < B; ++b)
-        deal_mask(layouts[static_cast<size_t>(b)], group, mask.rows[static_cast<size_t>(b)], row(lo, b), row(hi, b));
+        deal_mask(layouts[static_cast<size_t>(b)], group, mask.rows[static_cast<size_t>(b)], row(host_lo, b),
+                  row(host_hi, b));
+      host_lo.send();
+      host_hi.send();
     });
   }
 };
@@ -165,16 +170,12 @@ void ContextAttention::check(const Inputs& x) const {
                 "context attention: dropout needs the ids of {} rows, found {}", rows, x.mask.row_ids.size());
 }
 
-void ContextAttention::attend(AttentionCall& call, const Tensor& state, const Tensor& lse) const {
-  call.prepare();
-  start_state(call, state, lse);
+void ContextAttention::attend(const AttentionCall& call, const Tensor& state, const Tensor& lse) const {
   run_forward(call, schedule_of(call, comm_type_, Pass::forward, all_gather_), state, lse);
 }
 
-void ContextAttention::attend_backward(AttentionCall& call, const OutputGradient& gradient, const Tensor& d_key,
+void ContextAttention::attend_backward(const AttentionCall& call, const OutputGradient& gradient, const Tensor& d_key,
                                        const Tensor& d_value) const {
-  call.prepare();
-  fill(call.device, gradient.d_query, 0);
   run_backward(call, schedule_of(call, comm_type_, Pass::backward, all_gather_), gradient, d_key, d_value);
 }
 
@@ -192,8 +193,10 @@ void ContextAttention::forward(Device& device, Arena& arena, const BatchMask& ma
 }
 
 void ContextAttention::forward_own_heads(const Inputs& x, const Tensor& out, const Tensor& lse) const {
-  const Fp32Sum state(x.arena, "attention.running_out", out);
   AttentionCall call = x.call(key_group_, shape_);
+  call.prepare();
+  if (writes_results(call)) return attend(call, out, lse);
+  const Fp32Sum state(x.arena, "attention.running_out", out);
   attend(call, state.tensor(), lse);
   state.round(x.device);
 }
@@ -213,6 +216,7 @@ void ContextAttention::forward_traded_heads(const Inputs& x, const Tensor& out, 
   {
     const TradedRows rows(x.device, x.arena, x.mask, n, group);
     AttentionCall call = x.call(key_group_, traded_shape(shape_, heads), rows, traded);
+    call.prepare();
     attend(call, state, state_lse);
   }
   inputs.release();
@@ -236,16 +240,18 @@ void ContextAttention::backward(Device& device, Arena& arena, const BatchMask& m
   Buffer delta = arena.take("attention.delta", DType::f32, lse.shape(), Purpose::workspace);
   write_delta(device, out, d_out, delta.tensor());
   if (head_group_ == nullptr)
-    backward_own_heads(x, d, lse, delta);
+    backward_own_heads(x, d, out, lse, delta);
   else
     backward_traded_heads(x, d, lse, std::move(delta));
 }
 
-void ContextAttention::backward_own_heads(const Inputs& x, const Gradients& d, const Tensor& lse,
+void ContextAttention::backward_own_heads(const Inputs& x, const Gradients& d, const Tensor& out, const Tensor& lse,
                                           const Tensor& delta) const {
-  const Fp32Sum d_query(x.arena, "attention.d_query_sum", d.d_query);
   AttentionCall call = x.call(key_group_, shape_);
-  attend_backward(call, {d.d_out, lse, delta, d_query.tensor()}, d.d_key, d.d_value);
+  call.prepare();
+  if (writes_results(call)) return attend_backward(call, {out, d.d_out, lse, delta, d.d_query}, d.d_key, d.d_value);
+  const Fp32Sum d_query(x.arena, "attention.d_query_sum", d.d_query);
+  attend_backward(call, {out, d.d_out, lse, delta, d_query.tensor()}, d.d_key, d.d_value);
   d_query.round(x.device);
 }
 
@@ -269,7 +275,8 @@ void ContextAttention::backward_traded_heads(const Inputs& x, const Gradients& d
   {
     const TradedRows rows(x.device, x.arena, x.mask, n, group);
     AttentionCall call = x.call(key_group_, traded_shape(shape_, heads), rows, traded);
-    attend_backward(call, {traded.d_out, scalars[0], scalars[1], d_query}, d_key_value.tensor().slice(2, 0, K),
+    call.prepare();
+    attend_backward(call, {Tensor(), traded.d_out, scalars[0], scalars[1], d_query}, d_key_value.tensor().slice(2, 0, K),
                     d_key_value.tensor().slice(2, K, 2 * K));
   }
   scalars.clear();

@@ -91,11 +91,12 @@ class ContextAttention {
   // Without and with trading tokens for heads first.
   void forward_own_heads(const Inputs& x, const Tensor& out, const Tensor& lse) const;
   void forward_traded_heads(const Inputs& x, const Tensor& out, const Tensor& lse) const;
-  void backward_own_heads(const Inputs& x, const Gradients& d, const Tensor& lse, const Tensor& delta) const;
+  void backward_own_heads(const Inputs& x, const Gradients& d, const Tensor& out, const Tensor& lse,
+                          const Tensor& delta) const;
   void backward_traded_heads(const Inputs& x, const Gradients& d, const Tensor& lse, Buffer delta) const;
-  // On the tokens and heads of `call`: the running state of all its keys; all its gradients.
-  void attend(AttentionCall& call, const Tensor& state, const Tensor& lse) const;
-  void attend_backward(AttentionCall& call, const OutputGradient& gradient, const Tensor& d_key,
+  // On the tokens and heads of `call`, prepared: the running state of all its keys; all its gradients.
+  void attend(const AttentionCall& call, const Tensor& state, const Tensor& lse) const;
+  void attend_backward(const AttentionCall& call, const OutputGradient& gradient, const Tensor& d_key,
                        const Tensor& d_value) const;
 
   ContextGroups groups_;

@@ -81,8 +81,12 @@ class KeyNeeds {
 KeySchedule p2p_schedule(const AttentionCall& call);
 KeySchedule all_gather_schedule(const AttentionCall& call, Pass pass, const AllGatherOptions& options);
 
-// Runs a schedule: this rank's own keys, then those of the steps in order. Forward adds all to the running state
-// out (B, s, A, D) f32, lse (B, A, s) f32. Backward adds to gradient.d_query and writes d_key, d_value (B, s, K, D),
+// Whether `out`, d_query, d_key and d_value may be given in the query's dtype and are written once, without a running
+// state or a sum: on a device that can, where there is one block a row.
+bool writes_results(const AttentionCall& call);
+
+// Runs a schedule: this rank's own keys, then those of the steps in order. Forward writes the running state
+// out (B, s, A, D) f32, lse (B, A, s) f32. Backward writes gradient.d_query and d_key, d_value (B, s, K, D),
 // in fp32 or the key's dtype: the own share first, then the visitors' in the order of the steps and their sends.
 void run_forward(const AttentionCall& call, const KeySchedule& schedule, Tensor out, Tensor lse);
 void run_backward(const AttentionCall& call, const KeySchedule& schedule, const OutputGradient& gradient, Tensor d_key,

@@ -123,16 +123,25 @@ class KeyTravel {
   Work arrival_;
 };
 
-// Calls body(parcel number, key block, tokens within the parcel) for all that step i brought.
+// Calls body(parcel number, key block, tokens within the parcel) for all that step i brought, row by row.
 template <typename Body>
 void for_each_received(const KeySchedule& schedule, const KeyTravel& travel, size_t i, Body&& body) {
   const ExchangeStep& step = schedule.steps[i];
   const std::vector<Tensor> parcels = travel.received(i);
-  for (size_t p = 0; p < parcels.size(); ++p)
-    for_each_segment(step.receives[p], [&](const Segment& segment, Span tokens) {
-      body(p, KeyBlock{segment, step.heads, tokens_of(parcels[p], 0, tokens), tokens_of(parcels[p], 1, tokens)},
-           tokens);
-    });
+  for (size_t p = 0; p < parcels.size(); ++p) {
+    std::span<const Segment> left = step.receives[p].segments;
+    int64_t begin = 0;
+    while (!left.empty()) {
+      size_t count = 0;
+      int64_t end = begin;
+      for (; count < left.size() && left[count].row == left[0].row; ++count) end += left[count].tokens();
+      body(p, KeyBlock{left.first(count), step.heads, tokens_of(parcels[p], 0, {begin, end}),
+                       tokens_of(parcels[p], 1, {begin, end})},
+           Span{begin, end});
+      left = left.subspan(count);
+      begin = end;
+    }
+  }
 }
 
 // Brings gradients of visited keys back to their owners, who add them to their own.
@@ -146,12 +155,8 @@ class GradientTravel {
         computed_(call, schedule, "attention.visitor_d_key_value", DType::f32, schedule.sizes.buffers()),
         received_(call, schedule, "attention.received_d_key_value", DType::f32, 1) {}
 
-  // Zeroes for step i, by received parcel.
-  std::vector<Tensor> zeroed(size_t i) {
-    const std::vector<Tensor> parcels = computed(i);
-    for (const Tensor& parcel : parcels) fill(call_.device, parcel.reshape({parcel.numel()}), 0);
-    return parcels;
-  }
+  // Where the gradients of what step i brought are to be written, by received parcel.
+  std::vector<Tensor> sums(size_t i) const { return computed(i); }
 
   // Sends home what step i added up, once the step before it has been taken in.
   void send(size_t i) {
@@ -197,22 +202,23 @@ class GradientTravel {
   std::optional<size_t> under_way_;
 };
 
-// Backward with d_key, d_value (B, s, K, D) in fp32.
-void run_backward_f32(const AttentionCall& call, const KeySchedule& schedule, const OutputGradient& gradient,
-                      const Tensor& d_key, const Tensor& d_value) {
-  fill(call.device, d_key, 0);
-  fill(call.device, d_value, 0);
-  if (call.ranks() == 1) return attend_own_backward(call, gradient, d_key, d_value);
+// Backward with d_key, d_value (B, s, K, D) in fp32, or in their own type where they are written once.
+void run_backward_into(const AttentionCall& call, const KeySchedule& schedule, const OutputGradient& gradient,
+                       const Tensor& d_key, const Tensor& d_value) {
+  MetQueries met(call);
+  finish_blind_queries(call, gradient.d_query);
+  if (call.ranks() == 1) return attend_own_backward(call, met, gradient, d_key, d_value);
 
   KeyTravel travel(call, schedule, "backward");
   GradientTravel home(call, schedule, d_key, d_value);
   travel.begin();
-  attend_own_backward(call, gradient, d_key, d_value);
+  attend_own_backward(call, met, gradient, d_key, d_value);
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     travel.arrive(i);
-    const std::vector<Tensor> sums = home.zeroed(i);
+    const std::vector<Tensor> sums = home.sums(i);
     for_each_received(schedule, travel, i, [&](size_t parcel, const KeyBlock& keys, Span tokens) {
-      attend_backward(call, gradient, keys, tokens_of(sums[parcel], 0, tokens), tokens_of(sums[parcel], 1, tokens));
+      attend_backward(call, met, gradient, keys, tokens_of(sums[parcel], 0, tokens),
+                      tokens_of(sums[parcel], 1, tokens));
     });
     home.send(i);
   }
@@ -221,24 +227,31 @@ void run_backward_f32(const AttentionCall& call, const KeySchedule& schedule, co
 
 }  // namespace
 
+bool writes_results(const AttentionCall& call) {
+  return attention_writes_rounded(call.device) && call.one_block_a_row();
+}
+
 void run_forward(const AttentionCall& call, const KeySchedule& schedule, Tensor out, Tensor lse) {
-  if (call.ranks() == 1) return attend_own_forward(call, out, lse);
+  MetQueries met(call);
+  finish_blind_queries(call, out, lse);
+  if (call.ranks() == 1) return attend_own_forward(call, met, out, lse);
   KeyTravel travel(call, schedule, "forward");
   travel.begin();
-  attend_own_forward(call, out, lse);
+  attend_own_forward(call, met, out, lse);
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     travel.arrive(i);
     for_each_received(schedule, travel, i,
-                      [&](size_t, const KeyBlock& keys, Span) { attend_forward(call, keys, out, lse); });
+                      [&](size_t, const KeyBlock& keys, Span) { attend_forward(call, met, keys, out, lse); });
   }
 }
 
 void run_backward(const AttentionCall& call, const KeySchedule& schedule, const OutputGradient& gradient, Tensor d_key,
                   Tensor d_value) {
-  if (d_key.dtype() == DType::f32) return run_backward_f32(call, schedule, gradient, d_key, d_value);
+  if (writes_results(call) || d_key.dtype() == DType::f32)
+    return run_backward_into(call, schedule, gradient, d_key, d_value);
   const Buffer sum = call.arena.take("attention.d_key_value_sum", DType::f32,
                                      {2, d_key.dim(0), d_key.dim(1), d_key.dim(2), d_key.dim(3)}, Purpose::workspace);
-  run_backward_f32(call, schedule, gradient, entry(sum, 0), entry(sum, 1));
+  run_backward_into(call, schedule, gradient, entry(sum, 0), entry(sum, 1));
   cast(call.device, entry(sum, 0), d_key);
   cast(call.device, entry(sum, 1), d_value);
 }

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ops that memory bounds, on one GPU, each beside the rate at which the same GPU copies in the same run:
+//
+//   cuda_ops_bench [part of the ops' names]
+//
+// Bytes are those of the op's own cost: every operand once. An op runs on several sets of operands in turn, together
+// far larger than the L2 cache, so that it finds nothing there. A plain program: the benchmark library need not be
+// where the GPU is.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+#include "ops/bias.h"
+#include "ops/dropout.h"
+#include "ops/elementwise.h"
+#include "ops/rms_norm.h"
+#include "ops/rms_norm_rope.h"
+#include "ops/rope.h"
+#include "ops/swiglu.h"
+
+namespace farspan {
+namespace {
+
+constexpr int64_t kMemoryBytes = int64_t{8} << 30;
+constexpr int64_t kSetsBytes = int64_t{600} << 20;  // ten times an H200's L2
+constexpr double kWarmUpSeconds = 1;                // an idle GPU takes its time to raise its clocks
+constexpr double kSecondsPerOp = 20e-3;
+
+struct CostReader : OpObserver {
+  void on_op(const OpCost& cost, OpTime) override {
+    op = cost.op;
+    bytes = cost.bytes;
+  }
+  std::string op;
+  double bytes = 0;
+};
+
+class Bench {
+ public:
+  using Op = std::function<void()>;
+
+  explicit Bench(std::string wanted) : wanted_(std::move(wanted)), memory_(device_, kMemoryBytes) {
+    fill_memory();
+    warm_up();
+  }
+
+  Device& device() { return device_; }
+
+  // Uninitialised but for small random numbers, in f32 and bf16 alike. 16 bytes aligned.
+  Tensor take(DType dtype, const Shape& shape) {
+    const Tensor tensor(static_cast<char*>(memory_.data()) + used_, dtype, shape);
+    used_ += (tensor.bytes() + 255) / 256 * 256;
+    FARSPAN_CHECK(used_ <= kMemoryBytes, "the benchmark's memory holds {} bytes, {} asked for", kMemoryBytes, used_);
+    return tensor;
+  }
+
+  Tensor positions(int64_t tokens) {
+    const Tensor tensor = take(DType::i64, Shape{tokens});
+    std::vector<int64_t> values;
+    for (int64_t t = 0; t < tokens; ++t) values.push_back(t);
+    copy_to_device(device_, values.data(), tensor.raw(), tensor.bytes());
+    return tensor;
+  }
+
+  // `make` takes operands and returns what runs on them.
+  void run(const std::string& shape, const std::function<Op()>& make) {
+    used_ = 0;
+    std::vector<Op> ops{make()};
+    CostReader cost;
+    device_.observe(&cost);
+    ops.front()();
+    device_.report_timings();
+    device_.observe(nullptr);
+    if (cost.op.find(wanted_) == std::string::npos && cost.op != "cast") return;
+    const int64_t set = used_;
+    while (static_cast<int64_t>(ops.size()) * set < kSetsBytes && used_ + set <= kMemoryBytes) ops.push_back(make());
+    const double seconds = seconds_per_call(ops);
+    const double rate = cost.bytes / seconds;
+    if (copy_rate_ == 0) copy_rate_ = rate;
+    std::printf("%-26s %-34s %9.1f MB %9.1f us %7.0f GB/s %6.1f %%\n", cost.op.c_str(), shape.c_str(),
+                cost.bytes * 1e-6, seconds * 1e6, rate * 1e-9, 100 * rate / copy_rate_);
+    std::fflush(stdout);
+  }
+
+ private:
+  void fill_memory() {
+    std::vector<BFloat16> values(int64_t{16} << 20);
+    std::mt19937 bits(1);
+    for (BFloat16& value : values) value = to_bfloat16(static_cast<float>(bits()) * 0x1p-31f - 1.0f);
+    const int64_t piece = static_cast<int64_t>(values.size()) * 2;
+    copy_to_device(device_, values.data(), memory_.data(), piece);
+    for (int64_t filled = piece; filled < kMemoryBytes; filled *= 2)
+      cast(device_, Tensor(memory_.data(), DType::u8, Shape{filled}),
+           Tensor(static_cast<char*>(memory_.data()) + filled, DType::u8, Shape{filled}));
+  }
+
+  Tensor half(int64_t index) const {
+    return {static_cast<char*>(memory_.data()) + index * kMemoryBytes / 2, DType::u8, Shape{kMemoryBytes / 2}};
+  }
+
+  void warm_up() {
+    const auto start = std::chrono::steady_clock::now();
+    while (std::chrono::steady_clock::now() - start < std::chrono::duration<double>(kWarmUpSeconds)) {
+      cast(device_, half(0), half(1));
+      device_.synchronize();
+    }
+  }
+
+  // By the clock on the wall, over enough calls that the first launch and the wait at the end do not count.
+  double seconds_per_call(const std::vector<Op>& ops) {
+    const auto seconds_of = [&](int64_t calls) {
+      device_.synchronize();
+      const auto start = std::chrono::steady_clock::now();
+      for (int64_t i = 0; i < calls; ++i) ops[static_cast<size_t>(i) % ops.size()]();
+      device_.synchronize();
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    };
+    constexpr int64_t kFirst = 20;
+    int64_t calls = kFirst;
+    double seconds = seconds_of(calls);
+    for (const double wanted : {0.25 * kSecondsPerOp, kSecondsPerOp}) {
+      calls = std::max(kFirst, static_cast<int64_t>(wanted * static_cast<double>(calls) / seconds));
+      seconds = seconds_of(calls);
+    }
+    return seconds / static_cast<double>(calls);
+  }
+
+  std::string wanted_;
+  Device device_{DeviceKind::cuda, 1};
+  DeviceMemory memory_;
+  int64_t used_ = 0;
+  double copy_rate_ = 0;
+};
+
+std::string text(const Shape& shape, DType dtype) { return shape.str() + " " + std::string(name_of(dtype)); }
+
+void bench_copies(Bench& bench) {
+  Device& device = bench.device();
+  for (const int64_t bytes : {int64_t{1} << 30, int64_t{1} << 26}) {
+    bench.run("copy of " + std::to_string(bytes >> 20) + " MiB", [&] {
+      const Tensor x = bench.take(DType::u8, Shape{bytes}), y = bench.take(DType::u8, Shape{bytes});
+      return [&device, x, y] { cast(device, x, y); };
+    });
+  }
+}
+
+void bench_elementwise(Bench& bench, int64_t tokens) {
+  Device& device = bench.device();
+  const Shape shape{tokens, 2048};
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    const DType other = dtype == DType::bf16 ? DType::f32 : DType::bf16;
+    bench.run(text(shape, dtype), [&] {
+      const Tensor a = bench.take(dtype, shape), b = bench.take(dtype, shape), y = bench.take(dtype, shape);
+      return [&device, a, b, y] { add(device, a, b, y); };
+    });
+    bench.run(text(shape, dtype) + " += f32", [&] {
+      const Tensor a = bench.take(DType::f32, shape), b = bench.take(dtype, shape);
+      return [&device, a, b] { add(device, a, b, a); };
+    });
+    bench.run(text(shape, dtype) + " to " + std::string(name_of(other)), [&] {
+      const Tensor x = bench.take(dtype, shape), y = bench.take(other, shape);
+      return [&device, x, y] { cast(device, x, y); };
+    });
+    bench.run(text(shape, dtype) + " every other head", [&] {
+      const Tensor x = bench.take(dtype, Shape{tokens, 8, 4, 128}), y = bench.take(dtype, Shape{tokens, 8, 2, 128});
+      return [&device, x, y] { cast(device, x.slice(2, 1, 3), y); };
+    });
+    bench.run(text(shape, dtype), [&] {
+      const Tensor x = bench.take(dtype, shape);
+      return [&device, x] { fill(device, x, 0.5); };
+    });
+  }
+  bench.run(text(shape, DType::f32), [&] {
+    const Tensor x = bench.take(DType::f32, shape);
+    return [&device, x] { scale(device, x, 1.0); };
+  });
+}
+
+void bench_norms(Bench& bench, int64_t tokens, int64_t hidden, DType dtype) {
+  Device& device = bench.device();
+  const Shape shape{tokens, hidden};
+  bench.run(text(shape, dtype), [&] {
+    const Tensor x = bench.take(dtype, shape), y = bench.take(dtype, shape), weight = bench.take(dtype, Shape{hidden}),
+                 rstd = bench.take(DType::f32, Shape{tokens});
+    return [=, &device] { rms_norm_forward(device, x, weight, 1e-6, y, rstd); };
+  });
+  for (const Accumulate accumulate : {Accumulate::yes, Accumulate::no})
+    bench.run(text(shape, dtype) + (accumulate == Accumulate::yes ? " added" : ""), [&] {
+      const Tensor x = bench.take(dtype, shape), d_y = bench.take(dtype, shape), d_x = bench.take(dtype, shape);
+      const Tensor weight = bench.take(dtype, Shape{hidden}), rstd = bench.take(DType::f32, Shape{tokens});
+      const Tensor d_weight = bench.take(DType::f32, Shape{hidden});
+      return [=, &device] { rms_norm_backward(device, d_y, x, weight, rstd, d_x, accumulate, d_weight); };
+    });
+}
+
+// Query heads, and key heads, of one fused row; `keys` as many as values.
+void bench_heads(Bench& bench, int64_t tokens, int64_t queries, int64_t keys, int64_t head_dim, DType dtype) {
+  Device& device = bench.device();
+  const int64_t heads = queries + 2 * keys;
+  const std::string what = fmt::format("({}, {} of {}, {}) {}", tokens, queries, heads, head_dim, name_of(dtype));
+  const auto fused = [&] { return bench.take(dtype, Shape{tokens, heads, head_dim}); };
+  const auto table = [&] { return bench.take(DType::f32, Shape{tokens, 2, head_dim / 2}); };
+  bench.run(what, [&] {
+    const Tensor x = fused().slice(1, 0, queries), entries = table();
+    return [=, &device] { rope_apply(device, entries, RopeStyle::half_split, RopeDirection::forward, x); };
+  });
+  bench.run(what + " interleaved", [&] {
+    const Tensor x = fused().slice(1, 0, queries), entries = table();
+    return [=, &device] { rope_apply(device, entries, RopeStyle::interleaved, RopeDirection::forward, x); };
+  });
+  bench.run(what + " and keys", [&] {
+    const Tensor x = fused().slice(1, 0, queries + keys), entries = table();
+    return [=, &device] { rope_apply(device, entries, RopeStyle::half_split, RopeDirection::forward, x); };
+  });
+  const auto weight = [&] { return bench.take(dtype, Shape{head_dim}); };
+  const auto rstd = [&] { return bench.take(DType::f32, Shape{tokens, queries}); };
+  bench.run(what, [&] {
+    const Tensor x = fused().slice(1, 0, queries), y = fused().slice(1, 0, queries), w = weight(), r = rstd();
+    return [=, &device] { rms_norm_forward(device, x, w, 1e-6, y, r); };
+  });
+  bench.run(what, [&] {
+    const Tensor x = fused().slice(1, 0, queries), d = fused().slice(1, 0, queries), w = weight(), r = rstd();
+    const Tensor d_weight = bench.take(DType::f32, Shape{head_dim});
+    return [=, &device] { rms_norm_backward(device, d, x, w, r, d, Accumulate::no, d_weight); };
+  });
+  bench.run(what, [&] {
+    const Tensor x = fused().slice(1, 0, queries), y = fused().slice(1, 0, queries), w = weight(), r = rstd();
+    const Tensor entries = table();
+    return [=, &device] { rms_norm_rope_forward(device, x, w, 1e-6, entries, RopeStyle::half_split, y, r); };
+  });
+  bench.run(what, [&] {
+    const Tensor x = fused().slice(1, 0, queries), d = fused().slice(1, 0, queries), w = weight(), r = rstd();
+    const Tensor entries = table(), d_weight = bench.take(DType::f32, Shape{head_dim});
+    return [=, &device] { rms_norm_rope_backward(device, d, x, w, r, entries, RopeStyle::half_split, d, d_weight); };
+  });
+}
+
+void bench_rope_table(Bench& bench, int64_t tokens, int64_t head_dim) {
+  Device& device = bench.device();
+  const std::vector<double> frequencies = rope_inverse_frequencies({.head_dim = head_dim});
+  bench.run(fmt::format("({}, 2, {})", tokens, head_dim / 2), [&] {
+    const Tensor positions = bench.positions(tokens), table = bench.take(DType::f32, Shape{tokens, 2, head_dim / 2});
+    return [=, &device] { rope_table(device, positions, frequencies, 1.0, table); };
+  });
+}
+
+void bench_swiglu(Bench& bench, int64_t tokens, int64_t width, DType dtype) {
+  Device& device = bench.device();
+  const Shape both{tokens, 2 * width}, one{tokens, width};
+  bench.run(text(both, dtype), [&] {
+    const Tensor gate_up = bench.take(dtype, both), y = bench.take(dtype, one);
+    return [=, &device] { swiglu_forward(device, gate_up, y); };
+  });
+  bench.run(text(both, dtype) + " in place", [&] {
+    const Tensor gate_up = bench.take(dtype, both), d_y = bench.take(dtype, one);
+    return [=, &device] { swiglu_backward(device, gate_up, d_y, gate_up); };
+  });
+  bench.run(text(both, dtype) + " in place", [&] {
+    const Tensor gate_up = bench.take(dtype, both), d_y = bench.take(dtype, one);
+    return [=, &device] { swiglu_backward_and_output(device, gate_up, d_y, gate_up, d_y); };
+  });
+}
+
+void bench_bias(Bench& bench, int64_t tokens, int64_t width, DType dtype) {
+  Device& device = bench.device();
+  const Shape shape{tokens, width};
+  bench.run(text(shape, dtype), [&] {
+    const Tensor y = bench.take(dtype, shape), bias = bench.take(dtype, Shape{width});
+    return [=, &device] { bias_add(device, bias, y); };
+  });
+  bench.run(text(shape, dtype), [&] {
+    const Tensor d_y = bench.take(dtype, shape), d_bias = bench.take(DType::f32, Shape{width});
+    return [=, &device] { bias_backward(device, d_y, d_bias); };
+  });
+}
+
+void bench_dropout(Bench& bench, int64_t tokens, int64_t hidden, DType dtype) {
+  Device& device = bench.device();
+  const Shape shape{tokens, hidden};
+  const Dropout dropout{.probability = 0.1, .key = 42};
+  bench.run(text(shape, dtype), [&] {
+    const Tensor index = bench.positions(tokens), x = bench.take(dtype, shape), y = bench.take(dtype, shape);
+    return [=, &device] { dropout_add(device, dropout, index, x, y, y); };
+  });
+  bench.run(text(shape, dtype), [&] {
+    const Tensor index = bench.positions(tokens), d_y = bench.take(dtype, shape), d_z = bench.take(dtype, shape);
+    return [=, &device] { dropout_backward(device, dropout, index, d_y, d_z); };
+  });
+}
+
+void run(const std::string& wanted) {
+  Bench bench(wanted);
+  std::printf("%s\n", bench.device().accelerator().description().c_str());
+  bench_copies(bench);
+  for (const int64_t tokens : {8192, 32768}) bench_elementwise(bench, tokens);
+  for (const DType dtype : {DType::bf16, DType::f32})
+    for (const int64_t tokens : {8192, 32768}) {
+      for (const int64_t hidden : {2048, 4096, 5120}) bench_norms(bench, tokens, hidden, dtype);
+      bench_heads(bench, tokens, 16, 8, 128, dtype);
+      bench_heads(bench, tokens, 32, 8, 64, dtype);
+      for (const int64_t width : {6144, 8192}) bench_swiglu(bench, tokens, width, dtype);
+      bench_bias(bench, tokens, 4096, dtype);
+      bench_dropout(bench, tokens, 2048, dtype);
+    }
+  for (const int64_t tokens : {8192, 131072}) bench_rope_table(bench, tokens, 128);
+  bench_copies(bench);
+}
+
+}  // namespace
+}  // namespace farspan
+
+int main(int argc, char** argv) {
+  if (farspan::cuda_device_count() == 0) {
+    std::fprintf(stderr, "cuda_ops_bench: %s\n", farspan::cuda_absence().c_str());
+    return 1;
+  }
+  farspan::run(argc > 1 ? argv[1] : "");
+  return 0;
+}

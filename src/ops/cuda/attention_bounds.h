@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// The first step of every attention kernel: from lo and hi (row positions, per query) the keys of the block that each
+// query sees, and for whole tiles of queries and keys what can be skipped and what needs no mask. Kept in scratch.
+#pragma once
+
+#include "ops/cuda/attention_arguments.h"
+
+namespace farspan::cuda {
+
+// Bounds of a block within `scratch`; key_tiles only where `keys` are given.
+BlockBounds place_bounds(void* scratch, int64_t queries, int64_t keys = 0);
+
+// Fills bounds.rows and bounds.tiles.
+void find_query_bounds(const AttentionBlock& block, const BlockBounds& bounds, cudaStream_t stream);
+// Fills bounds.key_tiles from bounds.tiles.
+void find_key_bounds(const AttentionBlock& block, const BlockBounds& bounds, cudaStream_t stream);
+
+}  // namespace farspan::cuda

@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/cudnn/attention_cudnn.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+
+#include "device/cuda/cuda.h"
+#include "ops/cuda/attention_merge.h"
+#include "ops/cuda/attention_scratch.h"
+#include "ops/cuda/ops.h"
+#include "ops/cudnn/block_plan.h"
+
+namespace farspan::cuda {
+namespace {
+
+constexpr int64_t kMostHeadSize = 128;
+// From here on forward's log-sum-exps may lie at any stride.
+constexpr int64_t kLeastVersion = 91200;
+
+// Tensors one behind the other in the device's scratch, and what is left behind them.
+class ScratchParts {
+ public:
+  explicit ScratchParts(const Device& device)
+      : next_(static_cast<char*>(device.scratch())), left_(device.scratch_bytes()) {}
+
+  void* take(int64_t bytes) {
+    void* const part = next_;
+    next_ += scratch_part(bytes);
+    left_ -= scratch_part(bytes);
+    return part;
+  }
+  Tensor take(DType dtype, const Shape& shape) { return {take(shape.numel() * size_of(dtype)), dtype, shape}; }
+  void* rest() const { return next_; }
+  int64_t left() const { return left_; }
+
+ private:
+  char* next_;
+  int64_t left_;
+};
+
+bool aligned(const Tensor& x) {
+  const auto whole = [&](int64_t elements) { return elements * size_of(x.dtype()) % 16 == 0; };
+  return reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 && (x.dim(0) == 1 || whole(x.stride(0))) &&
+         (x.dim(1) == 1 || whole(x.stride(1)));
+}
+
+// What cuDNN does not take, whatever the mask.
+std::string refusal_of(const AttentionBlock& block) {
+  if (block.query.dtype() != DType::bf16) return fmt::format("queries are {}, not bf16", name_of(block.query.dtype()));
+  const int64_t head_size = block.query.dim(2);
+  if (head_size % 8 != 0 || head_size > kMostHeadSize)
+    return fmt::format("head size {} is not a multiple of 8 up to {}", head_size, kMostHeadSize);
+  if (block.dropout.probability > 0) return "dropout is drawn by position";
+  if (cudnn_version() < kLeastVersion)
+    return fmt::format("cuDNN is of version {}, before {}", cudnn_version(), kLeastVersion);
+  for (const auto& [name, x] : {std::pair{"query", &block.query}, {"key", &block.key}, {"value", &block.value}})
+    if (!aligned(*x)) return fmt::format("{} does not lie at multiples of 16 bytes", name);
+  return {};
+}
+
+// What one graph reads and writes.
+struct Operands {
+  Tensor query, key, value;
+  Tensor out, lse;
+  Tensor d_out, d_query, d_key, d_value;  // backward
+};
+
+Tensor rows(const Tensor& x, int64_t begin, int64_t count) { return x.slice(0, begin, begin + count); }
+
+// Head size elements from head to head where there is but one, so that equal shapes are equal.
+HeadsLayout layout_of(const Tensor& x) { return {x.dim(1), x.stride(0), x.dim(1) == 1 ? x.dim(2) : x.stride(1)}; }
+
+AttentionGraphShape shape_of(const Operands& x, float scale, Diagonal diagonal, const DocumentsCall* documents) {
+  AttentionGraphShape shape;
+  shape.backward = x.d_out.defined();
+  shape.diagonal = diagonal;
+  shape.documents = documents == nullptr ? 0 : documents->entries;
+  shape.queries = documents == nullptr ? x.query.dim(0) : documents->queries;
+  shape.keys = documents == nullptr ? x.key.dim(0) : documents->keys;
+  if (documents != nullptr) {
+    shape.total_queries = token_bucket(x.query.dim(0));
+    shape.total_keys = token_bucket(x.key.dim(0));
+  }
+  shape.head_size = x.query.dim(2);
+  shape.scale = scale;
+  shape.lse_stride = x.lse.dim(0) == 1 ? x.lse.dim(1) : x.lse.stride(0);
+  shape.query = layout_of(x.query);
+  shape.key = layout_of(x.key);
+  shape.value = layout_of(x.value);
+  shape.out = layout_of(x.out);
+  if (shape.backward) {
+    shape.d_out = layout_of(x.d_out);
+    shape.d_query = layout_of(x.d_query);
+    shape.d_key = layout_of(x.d_key);
+    shape.d_value = layout_of(x.d_value);
+  }
+  return shape;
+}
+
+// A graph with its operands, ready to be queued.
+class GraphCall {
+ public:
+  // Sets `refusal` when cuDNN does not take the shape, or wants more workspace than lies behind `scratch`.
+  GraphCall(Device& device, const Operands& x, float scale, Diagonal diagonal, const DocumentsCall* documents,
+            void* tables, const ScratchParts& scratch, std::string& refusal)
+      : operands_(x), documents_(documents), tables_(tables), workspace_(scratch.rest()) {
+    graph_ = &device.extension<AttentionGraphs>().of(shape_of(x, scale, diagonal, documents));
+    if (!graph_->refusal().empty())
+      refusal = graph_->refusal();
+    else if (graph_->workspace_bytes() > scratch.left())
+      refusal = fmt::format("the graph wants {} bytes of workspace, {} are planned", graph_->workspace_bytes(),
+                            scratch.left());
+  }
+
+  void run(Device& device) const {
+    const Operands& x = operands_;
+    AttentionGraphData data{.query = x.query.raw(),
+                            .key = x.key.raw(),
+                            .value = x.value.raw(),
+                            .out = x.out.raw(),
+                            .lse = x.lse.data<float>(),
+                            .d_out = x.d_out.raw(),
+                            .d_query = x.d_query.raw(),
+                            .d_key = x.d_key.raw(),
+                            .d_value = x.d_value.raw(),
+                            .tables = {}};
+    if (documents_ != nullptr) data.tables = write_tables(device);
+    graph_->run(data, workspace_);
+  }
+
+ private:
+  DocumentTables write_tables(Device& device) const {
+    const int64_t entries = documents_->entries;
+    char* next = static_cast<char*>(tables_);
+    const auto take = [&](int64_t bytes) { return std::exchange(next, next + bytes); };
+    DocumentTables tables;
+    std::array<OffsetTable, kMostOffsetTables> offsets{};
+    size_t count = 0;
+    const auto add = [&](const Tensor& x, bool of_keys) {
+      if (!x.defined()) return static_cast<int64_t*>(nullptr);
+      auto* const table = reinterpret_cast<int64_t*>(take(8 * (entries + 1)));
+      offsets[count++] = {table, x.rank() == 3 ? x.stride(0) : 1, of_keys};
+      return table;
+    };
+    const Operands& x = operands_;
+    tables.query = add(x.query, false);
+    tables.key = add(x.key, true);
+    tables.value = add(x.value, true);
+    tables.out = add(x.out, false);
+    tables.lse = add(x.lse, false);
+    tables.d_out = add(x.d_out, false);
+    tables.d_query = add(x.d_query, false);
+    tables.d_key = add(x.d_key, true);
+    tables.d_value = add(x.d_value, true);
+    tables.query_lengths = reinterpret_cast<int32_t*>(take(4 * entries));
+    tables.key_lengths = reinterpret_cast<int32_t*>(take(4 * entries));
+    write_document_tables(compute_stream(device), documents_->documents, entries, tables.query_lengths,
+                          tables.key_lengths, offsets);
+    return tables;
+  }
+
+  Operands operands_;
+  const DocumentsCall* documents_;
+  void* tables_;
+  void* workspace_;
+  const AttentionGraph* graph_ = nullptr;
+};
+
+// Forward of a block, as calls of cuDNN and merges of their results into the state. Results go straight to the caller
+// where they are all that a query has seen so far and the caller wants them in bf16, else through scratch.
+class ForwardCalls {
+ public:
+  ForwardCalls(Device& device, const AttentionForward& call) : device_(device), call_(call) {
+    refusal_ = refusal_of(call.block);
+    if (!refusal_.empty()) return;
+    straight_ = call.out.dtype() == DType::bf16;
+    if (straight_ && !aligned(call.out)) refusal_ = "out does not lie at multiples of 16 bytes";
+    if (!refusal_.empty()) return;
+    plan_ = plan_block(call.block);
+    refusal_ = plan_.refusal;
+    for (const RectangleCall& rectangle : plan_.rectangles) prepare(rectangle);
+    if (!plan_.documents.empty()) prepare_documents();
+  }
+
+  const std::string& refusal() const { return refusal_; }
+
+  void run() {
+    if (!plan_.documents.empty()) return run_documents();
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      steps_[i].graph.run(device_);
+      if (steps_[i].through_scratch) merge(steps_[i], plan_.rectangles[i].adds_to_queries);
+    }
+  }
+
+ private:
+  struct Step {
+    GraphCall graph;
+    bool through_scratch;
+    Tensor result, result_lse;
+    Tensor out, lse;  // where it is to go
+  };
+
+  void add_step(Operands x, bool straight, Diagonal diagonal, const DocumentsCall* documents) {
+    ScratchParts scratch(device_);
+    void* const tables = scratch.take(kDocumentTableBytes);
+    const Tensor out = x.out, lse = x.lse;
+    if (!straight) {
+      x.out = scratch.take(DType::bf16, out.shape());
+      x.lse = scratch.take(DType::f32, lse.shape());
+    }
+    std::string refusal;
+    GraphCall graph(device_, x, call_.block.scale, diagonal, documents, tables, scratch, refusal);
+    if (refusal_.empty()) refusal_ = refusal;
+    steps_.push_back({std::move(graph), !straight, x.out, x.lse, out, lse});
+  }
+
+  void prepare(const RectangleCall& r) {
+    const Document& d = r.rectangle;
+    const AttentionBlock& b = call_.block;
+    Operands x;
+    x.query = rows(b.query, d.query_begin, d.queries);
+    x.key = rows(b.key, d.key_begin, d.keys);
+    x.value = rows(b.value, d.key_begin, d.keys);
+    x.out = rows(call_.out, d.query_begin, d.queries);
+    x.lse = call_.lse.slice(1, d.query_begin, d.query_begin + d.queries);
+    add_step(x, straight_ && !r.adds_to_queries, r.diagonal, nullptr);
+  }
+
+  void prepare_documents() {
+    Operands x;
+    x.query = call_.block.query;
+    x.key = call_.block.key;
+    x.value = call_.block.value;
+    x.out = call_.out;
+    x.lse = call_.lse;
+    for (const DocumentsCall& documents : plan_.documents) add_step(x, straight_, plan_.diagonal, &documents);
+  }
+
+  // All documents' results lie in one tensor: merged at once.
+  void run_documents() {
+    const Step& last = steps_.back();
+    const double nothing = -std::numeric_limits<double>::infinity();
+    if (!plan_.covers_queries) {
+      fill(device_, last.result_lse, nothing);
+      if (straight_) fill(device_, last.result, 0);
+    }
+    for (const Step& step : steps_) step.graph.run(device_);
+    if (last.through_scratch) merge(last, false);
+  }
+
+  void merge(const Step& step, bool adds) {
+    const StateUse use = adds ? StateUse::add : call_.use;
+    attention_merge(device_, step.result, step.result_lse, use, step.out, step.lse);
+  }
+
+  Device& device_;
+  const AttentionForward& call_;
+  std::string refusal_;
+  bool straight_ = false;
+  BlockPlan plan_;
+  std::vector<Step> steps_;
+};
+
+// Key/value heads [kv_begin, kv_end) of a block, and the query heads that read them.
+struct HeadGroup {
+  int64_t kv_begin, kv_end;
+  int64_t begin, end;
+  Tensor of_queries(const Tensor& x) const { return x.slice(1, begin, end); }
+  Tensor of_keys(const Tensor& x) const { return x.slice(1, kv_begin, kv_end); }
+  Tensor of_scalars(const Tensor& x) const { return x.slice(0, begin, end); }
+};
+
+// A gradient that cuDNN writes to scratch, and where it is to go.
+struct Passage {
+  Tensor result;
+  Tensor target;
+  bool adds = false;
+};
+
+// Backward of a block, as calls of cuDNN for some heads each, and additions of their results.
+class BackwardCalls {
+ public:
+  BackwardCalls(Device& device, const AttentionBackward& call) : device_(device), call_(call) {
+    refusal_ = refusal_before_plan();
+    if (!refusal_.empty()) return;
+    plan_ = plan_block(call.block);
+    refusal_ = plan_.refusal;
+    for (const RectangleCall& rectangle : plan_.rectangles) prepare(rectangle);
+    if (!plan_.documents.empty()) prepare_documents();
+  }
+
+  const std::string& refusal() const { return refusal_; }
+
+  void run() {
+    for (const Step& step : steps_) {
+      for (const Copy& copy : step.copies) cast(device_, copy.from, copy.to);
+      if (step.zero_first)
+        for (const Passage& passage : step.passages) fill(device_, passage.result, 0);
+      for (const GraphCall& graph : step.graphs) graph.run(device_);
+      for (const Passage& passage : step.passages) {
+        if (passage.adds)
+          add(device_, passage.target, passage.result, passage.target);
+        else
+          cast(device_, passage.result, passage.target);
+      }
+    }
+  }
+
+ private:
+  struct Copy {
+    Tensor from, to;
+  };
+  struct Step {
+    std::vector<Copy> copies;  // made first, of what does not lie as the graphs read it
+    std::vector<GraphCall> graphs;
+    bool zero_first = false;  // the results
+    std::vector<Passage> passages;
+  };
+
+  std::string refusal_before_plan() const {
+    if (device_.extension<AttentionOptions>().deterministic) return "its sums have no fixed order";
+    if (!call_.out.defined()) return "it needs the final out";
+    std::string refusal = refusal_of(call_.block);
+    for (const auto& [name, x] : {std::pair{"out", &call_.out}, {"d_out", &call_.d_out}})
+      if (refusal.empty() && !aligned(*x)) refusal = fmt::format("{} does not lie at multiples of 16 bytes", name);
+    return refusal;
+  }
+
+  template <typename Body>
+  void for_each_group(int64_t kv_heads, Body&& body) const {
+    const int64_t share = call_.block.query.dim(1) / call_.block.key.dim(1);
+    for (int64_t kv = 0; kv < call_.block.key.dim(1); kv += kv_heads)
+      body(HeadGroup{kv, kv + kv_heads, kv * share, (kv + kv_heads) * share});
+  }
+
+  static bool straight(const Tensor& target, Accumulate use, bool adds) {
+    return target.dtype() == DType::bf16 && use == Accumulate::no && !adds && aligned(target);
+  }
+
+  // Lets the graph write to scratch what it cannot write to the target.
+  void pass(Step& step, ScratchParts& scratch, Tensor& target, Accumulate use, bool adds, bool through_scratch) const {
+    if (!through_scratch) return;
+    const Tensor result = scratch.take(DType::bf16, target.shape());
+    step.passages.push_back({result, target, adds || use == Accumulate::yes});
+    target = result;
+  }
+
+  static void pack(Step& step, ScratchParts& scratch, Tensor& x) {
+    if (x.contiguous()) return;
+    const Tensor packed = scratch.take(x.dtype(), x.shape());
+    step.copies.push_back({x, packed});
+    x = packed;
+  }
+
+  void prepare(const RectangleCall& r) {
+    const Document& d = r.rectangle;
+    const bool query_straight = straight(call_.d_query, call_.d_query_use, r.adds_to_queries);
+    const bool key_straight = straight(call_.d_key, call_.d_key_value_use, r.adds_to_keys) && aligned(call_.d_value);
+    AttentionSizes sizes(call_.block);
+    sizes.queries = d.queries;
+    sizes.keys = d.keys;
+    const ResultPlace place = query_straight && key_straight ? ResultPlace::caller : ResultPlace::scratch;
+    for_each_group(kv_heads_a_call(sizes, GraphKind::rectangle, place), [&](const HeadGroup& group) {
+      const auto of_queries = [&](const Tensor& x) { return rows(group.of_queries(x), d.query_begin, d.queries); };
+      const auto of_keys = [&](const Tensor& x) { return rows(group.of_keys(x), d.key_begin, d.keys); };
+      Operands x = operands(of_queries, of_keys);
+      x.lse = group.of_scalars(call_.lse).slice(1, d.query_begin, d.query_begin + d.queries);
+      Step step;
+      ScratchParts scratch(device_);
+      void* const tables = scratch.take(kDocumentTableBytes);
+      pack(step, scratch, x.lse);  // cuDNN before 9.26 reads those of its heads one behind the other
+      pass(step, scratch, x.d_query, call_.d_query_use, r.adds_to_queries, !query_straight);
+      pass(step, scratch, x.d_key, call_.d_key_value_use, r.adds_to_keys, !key_straight);
+      pass(step, scratch, x.d_value, call_.d_key_value_use, r.adds_to_keys, !key_straight);
+      add_graph(step, x, r.diagonal, nullptr, tables, scratch);
+      steps_.push_back(std::move(step));
+    });
+  }
+
+  void prepare_documents() {
+    const AttentionSizes sizes(call_.block);
+    for_each_group(kv_heads_a_call(sizes, GraphKind::documents, ResultPlace::scratch), [&](const HeadGroup& group) {
+      Operands x = operands([&](const Tensor& t) { return group.of_queries(t); },
+                            [&](const Tensor& t) { return group.of_keys(t); });
+      x.lse = group.of_scalars(call_.lse);
+      Step step;
+      step.zero_first = !plan_.covers_queries || !plan_.covers_keys;
+      ScratchParts scratch(device_);
+      void* const tables = scratch.take(kDocumentTableBytes);
+      // A query and its gradient, a key and its gradient lie at the same offsets, whatever the tables say (seen with
+      // cuDNN 9.14), and the workspace grows with their strides.
+      for (Tensor* input : {&x.query, &x.key, &x.value, &x.lse}) pack(step, scratch, *input);
+      pass(step, scratch, x.d_query, call_.d_query_use, false, true);
+      pass(step, scratch, x.d_key, call_.d_key_value_use, false, true);
+      pass(step, scratch, x.d_value, call_.d_key_value_use, false, true);
+      for (const DocumentsCall& documents : plan_.documents)
+        add_graph(step, x, plan_.diagonal, &documents, tables, scratch);
+      steps_.push_back(std::move(step));
+    });
+  }
+
+  template <typename OfQueries, typename OfKeys>
+  Operands operands(OfQueries&& of_queries, OfKeys&& of_keys) const {
+    Operands x;
+    x.query = of_queries(call_.block.query);
+    x.key = of_keys(call_.block.key);
+    x.value = of_keys(call_.block.value);
+    x.out = of_queries(call_.out);
+    x.d_out = of_queries(call_.d_out);
+    x.d_query = of_queries(call_.d_query);
+    x.d_key = of_keys(call_.d_key);
+    x.d_value = of_keys(call_.d_value);
+    return x;
+  }
+
+  void add_graph(Step& step, const Operands& x, Diagonal diagonal, const DocumentsCall* documents, void* tables,
+                 const ScratchParts& scratch) {
+    std::string refusal;
+    step.graphs.emplace_back(device_, x, call_.block.scale, diagonal, documents, tables, scratch, refusal);
+    if (refusal_.empty()) refusal_ = refusal;
+  }
+
+  Device& device_;
+  const AttentionBackward& call_;
+  std::string refusal_;
+  BlockPlan plan_;
+  std::vector<Step> steps_;
+};
+
+}  // namespace
+
+std::string cudnn_forward_declines(Device& device, const AttentionForward& call) {
+  return ForwardCalls(device, call).refusal();
+}
+
+std::string cudnn_backward_declines(Device& device, const AttentionBackward& call) {
+  return BackwardCalls(device, call).refusal();
+}
+
+void cudnn_forward(Device& device, const AttentionForward& call) { ForwardCalls(device, call).run(); }
+
+void cudnn_backward(Device& device, const AttentionBackward& call) { BackwardCalls(device, call).run(); }
+
+}  // namespace farspan::cuda

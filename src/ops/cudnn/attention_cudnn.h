@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Block attention by cuDNN: bf16 blocks that are plain or causal, and batches of documents that are. One entry of the
+// list in ops/cuda/attention.cpp.
+//
+// What is masked inside a tile of keys that some query sees is multiplied by zero there: a NaN in a forbidden value
+// reaches queries up to a tile before it. Finite values never do. Its backward adds up d_query in no fixed order, so it
+// declines where the device is to be deterministic (AttentionOptions).
+#pragma once
+
+#include <string>
+
+#include "ops/attention_implementation.h"
+
+namespace farspan::cuda {
+
+std::string cudnn_forward_declines(Device& device, const AttentionForward& call);
+std::string cudnn_backward_declines(Device& device, const AttentionBackward& call);
+void cudnn_forward(Device& device, const AttentionForward& call);
+void cudnn_backward(Device& device, const AttentionBackward& call);
+
+}  // namespace farspan::cuda

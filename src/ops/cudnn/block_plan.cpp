@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/cudnn/block_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "ops/cuda/attention_scratch.h"
+
+namespace farspan::cuda {
+namespace {
+
+// A rectangle of a length that is a multiple of this gets graphs of its own. Rows and what ranks own of them are cut into
+// such lengths; documents end anywhere, and a graph for each of their lengths would take longer to make than to run.
+constexpr int64_t kRectangleTokens = 16;
+
+int64_t next_power_of_two(int64_t x) {
+  int64_t power = 128;
+  while (power < x) power *= 2;
+  return power;
+}
+
+// 1, 2, 3, 4, 6, 8, 12, 16, ...
+int64_t table_entries(int64_t documents) {
+  int64_t power = 1;
+  while (power < documents) power *= 2;
+  return power >= 4 && power / 4 * 3 >= documents ? power / 4 * 3 : power;
+}
+
+bool has_diagonal(const AttentionPart& part, Diagonal diagonal) {
+  if (diagonal == Diagonal::none) return part.form == PartForm::plain;
+  if (part.form != PartForm::causal) return false;
+  return part.first_keys == (diagonal == Diagonal::top_left ? 1 : part.keys() - part.queries() + 1);
+}
+
+std::vector<RectangleCall> rectangles_of(const Document& whole, Diagonal diagonal) {
+  const bool square = whole.queries == whole.keys;
+  if (diagonal != Diagonal::top_left || !square || whole.queries <= kRowTokens) return {{whole, diagonal}};
+  std::vector<RectangleCall> calls;
+  for (int64_t begin = 0; begin < whole.queries; begin += kRowTokens) {
+    const int64_t length = std::min(kRowTokens, whole.queries - begin);
+    calls.push_back({{begin, length, begin, length}, Diagonal::top_left});
+    if (begin > 0) calls.push_back({{begin, length, 0, begin}, Diagonal::none, true, true});
+  }
+  return calls;
+}
+
+// Documents of like length together, since a call's grid is made for its longest.
+std::vector<DocumentsCall> documents_calls(const std::vector<Document>& documents) {
+  std::map<std::pair<int64_t, int64_t>, std::vector<Document>> by_length;
+  for (const Document& d : documents)
+    by_length[{next_power_of_two(d.queries), next_power_of_two(d.keys)}].push_back(d);
+  std::vector<DocumentsCall> calls;
+  for (const auto& [lengths, alike] : by_length)
+    for (auto begin = alike.begin(); begin != alike.end();) {
+      const auto end = begin + std::min<int64_t>(kMostDocuments, alike.end() - begin);
+      calls.push_back({lengths.first, lengths.second, table_entries(end - begin), {begin, end}});
+      begin = end;
+    }
+  return calls;
+}
+
+void find_gaps(const std::vector<AttentionPart>& parts, int64_t keys, BlockPlan& plan) {
+  int64_t next_key = 0;
+  for (const AttentionPart& part : parts) {
+    if (part.form == PartForm::nothing) {
+      plan.covers_queries = false;
+      continue;
+    }
+    plan.covers_keys = plan.covers_keys && part.key_begin == next_key;
+    next_key = part.key_end;
+  }
+  plan.covers_keys = plan.covers_keys && next_key == keys;
+}
+
+BlockPlan refused(std::string reason) {
+  BlockPlan plan;
+  plan.refusal = std::move(reason);
+  return plan;
+}
+
+}  // namespace
+
+BlockPlan plan_block(const AttentionBlock& block) {
+  if (block.runs.empty()) return refused("it is not known on the CPU who sees whom");
+  const int64_t queries = block.query.dim(0);
+  const int64_t keys = block.key.dim(0);
+  const std::vector<AttentionPart> parts = attention_parts(block.runs, block.key_begin, keys);
+  const auto all_have = [&](Diagonal diagonal) {
+    return std::all_of(parts.begin(), parts.end(), [&](const AttentionPart& part) {
+      return part.form == PartForm::nothing || has_diagonal(part, diagonal);
+    });
+  };
+  BlockPlan plan;
+  if (all_have(Diagonal::none))
+    plan.diagonal = Diagonal::none;
+  else if (all_have(Diagonal::top_left))
+    plan.diagonal = Diagonal::top_left;
+  else if (all_have(Diagonal::bottom_right))
+    plan.diagonal = Diagonal::bottom_right;
+  else
+    return refused("the mask is neither plain nor causal throughout");
+
+  std::vector<Document> documents;
+  for (const AttentionPart& part : parts)
+    if (part.form != PartForm::nothing)
+      documents.push_back({part.query_begin, part.queries(), part.key_begin, part.keys()});
+  if (documents.empty()) return refused("no query sees anything");
+  const Document& first = documents.front();
+  const bool whole = first.queries == queries && first.keys == keys;
+  if (whole && queries % kRectangleTokens == 0 && keys % kRectangleTokens == 0) {
+    plan.rectangles = rectangles_of(first, plan.diagonal);
+  } else {
+    plan.documents = documents_calls(documents);
+    find_gaps(parts, keys, plan);
+  }
+  return plan;
+}
+
+}  // namespace farspan::cuda

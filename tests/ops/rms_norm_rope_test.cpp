@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/rms_norm_rope.h"
+
+#include "ops/ref/layers.h"
+#include "tests/ops/operand.h"
+
+namespace farspan {
+namespace {
+
+using test::expect_close;
+using test::Operand;
+using test::TestVector;
+
+constexpr double kEpsilon = 1e-6;
+constexpr int64_t kTokens = 19;
+
+class RmsNormRopeTest : public test::BothTypes {
+ protected:
+  RmsNormRopeTest() {
+    for (int64_t t = 0; t < kTokens; ++t) positions_.push_back(t * t * 97);
+  }
+  Tensor position_tensor() { return {positions_.data(), DType::i64, Shape{kTokens}}; }
+  std::vector<int64_t> positions() const { return {positions_.begin(), positions_.end()}; }
+
+  TestVector<int64_t> positions_;
+};
+
+TEST_P(RmsNormRopeTest, BothDirectionsMatchNormAndRotation) {
+  for (const RopeStyle style : {RopeStyle::half_split, RopeStyle::interleaved})
+    for (const int64_t head_dim : {10, 32, 64, 96, 128, 512})
+      for (const int64_t padding : {0, 9, 16}) {
+        const Shape shape{kTokens, 3, head_dim};
+        Operand x(dtype(), shape, padding), weight(dtype(), Shape{head_dim}), y(dtype(), shape, 2 * padding);
+        Operand rstd(DType::f32, Shape{kTokens, 3}), table(DType::f32, Shape{kTokens, 2, head_dim / 2});
+        Operand d_y(dtype(), shape, padding), d_x(dtype(), shape, padding), d_weight(DType::f32, Shape{head_dim});
+        x.random(1), weight.random(2), d_y.random(3), d_weight.random(4);
+        const std::vector<double> frequencies = rope_inverse_frequencies({.head_dim = head_dim});
+        const std::string what = fmt::format("head size {} padding {}", head_dim, padding);
+        rope_table(device_, position_tensor(), frequencies, 1.0, table);
+
+        rms_norm_rope_forward(device_, x, weight, kEpsilon, table, style, y, rstd);
+        const auto norm = ref::rms_norm_forward(x.matrix(), weight.matrix(), kEpsilon);
+        const auto expected = ref::rope(norm.y, positions_, frequencies, style, RopeDirection::forward);
+        // Where one op follows the other, both round, and channels turn into each other in between.
+        const double tolerance = 4 * test::tolerance(dtype());
+        expect_close(y.values(), expected.values, tolerance, "y " + what);
+        expect_close(rstd, norm.rstd, "rstd " + what);
+        EXPECT_TRUE(y.guards_intact());
+
+        const auto turned_back = ref::rope(d_y.matrix(), positions_, frequencies, style, RopeDirection::backward);
+        const auto gradients = ref::rms_norm_backward(turned_back, x.matrix(), weight.matrix(), kEpsilon);
+        const ref::Matrix d_weight_sum = test::sum(gradients.d_weight, d_weight.matrix());
+        rms_norm_rope_backward(device_, d_y, x, weight, rstd, table, style, d_x, d_weight);
+        expect_close(d_x.values(), gradients.d_x.values, tolerance, "d_x " + what);
+        expect_close(d_weight.values(), d_weight_sum.values, tolerance, "d_weight " + what);
+        EXPECT_TRUE(d_x.guards_intact());
+        rms_norm_rope_backward(device_, d_y, x, weight, rstd, table, style, d_y, d_weight);
+        EXPECT_EQ(d_y.values(), d_x.values()) << "in place, " << what;
+      }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, RmsNormRopeTest, testing::Values(DType::f32, DType::bf16), test::type_name);
+
+TEST(RmsNormRope, RefusesWhatDoesNotFit) {
+  Device device(test::test_dry_run());
+  Operand x(DType::f32, Shape{2, 1, 8}), weight(DType::f32, Shape{8}), rstd(DType::f32, Shape{2, 1});
+  Operand table(DType::f32, Shape{2, 2, 4}), short_table(DType::f32, Shape{1, 2, 4}), row(DType::f32, Shape{2, 8});
+  EXPECT_THROW(rms_norm_rope_forward(device, x, weight, 1e-6, short_table, RopeStyle::half_split, x, rstd),
+               InternalError);
+  EXPECT_THROW(rms_norm_rope_forward(device, x, weight, 1e-6, table, RopeStyle::half_split, row, rstd), InternalError);
+  EXPECT_THROW(rms_norm_rope_backward(device, x, x, weight, rstd, table, RopeStyle::half_split, x, rstd),
+               InternalError);
+}
+
+}  // namespace
+}  // namespace farspan
