@@ -3,8 +3,8 @@
 // model TFLOP/s (recomputation not counted), and the share of the step spent inside GEMM, attention and memory-bound
 // ops; what is left is outside any op.
 #include <array>
-#include <chrono>
 #include <benchmark/benchmark.h>
+#include <chrono>
 #include <numeric>
 
 #include "base/philox.h"

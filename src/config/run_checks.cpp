@@ -114,7 +114,9 @@ void check_memory(const MemoryConfig& memory, Reasons& reasons) {
     reasons.add("memory_limit {} is negative; use bytes, or 0 for no limit", memory.memory_limit);
 }
 
-void check_communication(const CommunicationConfig& communication, Reasons& reasons) {
+void check_communication(const CommunicationConfig& communication, DeviceChoice device, Reasons& reasons) {
+  if (communication.backend == Backend::nccl && device == DeviceChoice::cpu)
+    reasons.add("communication.backend nccl carries tensors between GPUs, but device is cpu; use threads, mpi or auto");
   check_positive("distributed_timeout_seconds", communication.distributed_timeout_seconds, reasons);
   if (communication.cp_allgather_buffer_size < 0) {
     reasons.add("cp_allgather.buffer_size {} is negative; use bytes, or 0 for no limit",
@@ -139,7 +141,7 @@ void check_run(const Config& config, ResolvedSizes& sizes, Reasons& reasons) {
   sizes.micro_batches = check_batches(config.training, sizes, reasons);
   check_optimizer(config.optimizer, reasons);
   check_memory(config.memory, reasons);
-  check_communication(config.communication, reasons);
+  check_communication(config.communication, config.training.device, reasons);
   check_output(config.output, reasons);
 }
 

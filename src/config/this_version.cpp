@@ -31,9 +31,6 @@ void refuse_memory(const MemoryConfig& memory, Reasons& reasons) {
 }
 
 void refuse_communication(const CommunicationConfig& communication, Reasons& reasons) {
-  if (communication.backend == Backend::nccl) {
-    absent(reasons, "communication.backend", choice_name(communication.backend), "threads, mpi or auto");
-  }
   if (communication.reduce_scatter_use_ring) absent(reasons, "reduce_scatter.use_ring", true, "false");
 }
 

@@ -151,6 +151,10 @@ class Device {
   // there the next one overwrites. The dry device remembers the most that was asked for, and the arena plans it.
   void* scratch() const { return scratch_; }
   int64_t scratch_bytes() const { return scratch_bytes_; }
+  // The dry device plans this much at least.
+  void plan_scratch(int64_t bytes) {
+    if (dry() && bytes > scratch_bytes_) scratch_bytes_ = bytes;
+  }
   // From now on the scratch lies here, and an op that needs more is a bug.
   void use_scratch(void* memory, int64_t bytes);
 

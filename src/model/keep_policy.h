@@ -5,7 +5,7 @@
 //   none       everything is kept
 //   selective  attention output and log-sum-exp are kept, so attention never runs twice; of the rest, what
 //              recompute_modules names is computed again: layernorm (normalised inputs), qkv (queries, keys, values),
-//              attn_proj (the stream after attention), mlp (gate, up and their product). Empty: all four.
+//              attn_proj (the stream after attention), mlp (gate and up). Empty: all four.
 //   full       nothing but the input
 #pragma once
 

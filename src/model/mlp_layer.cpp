@@ -20,11 +20,10 @@ constexpr std::string_view kOutputDropout = "mlp";
 struct MlpTile {
   int64_t begin = 0;  // tokens of the stream
   int64_t end = 0;
-  Tensor x;           // (t, H)
-  Tensor normed;      // (t, H)
-  Tensor rstd;        // (t)
-  Tensor gate_up;     // (n, 2 F)
-  Tensor activation;  // (n, F)
+  Tensor x;        // (t, H)
+  Tensor normed;   // (t, H)
+  Tensor rstd;     // (t)
+  Tensor gate_up;  // (n, 2 F)
 };
 
 // Tokens of the stream in one tile.
@@ -47,18 +46,20 @@ class MlpTiles {
         overlap_(context.tensor.size() > 1 && count_ > 1) {
     const int64_t H = context.config.hidden_size;
     const int64_t F = weights.down.dim(1);
-    const auto tokens = [&](bool kept) { return kept ? tokens_ : length_; };
     const int64_t normed = keep_.layernorm ? tokens_ : (overlap_ ? kSlots : 1) * length_;
     const auto take = [&](Buffer& buffer, bool kept, std::string_view name, DType dtype, Shape shape) {
       if (!buffer.taken()) buffer = context.arena.take(name, dtype, shape, purpose_if(kept));
     };
     take(saved.normed, keep_.layernorm, "mlp.normed", context.dtype, {normed, H});
     take(saved.rstd, keep_.layernorm, "mlp.rstd", DType::f32, {normed});
-    take(saved.gate_up, keep_.mlp, "mlp.gate_up", context.dtype, {ranks_ * tokens(keep_.mlp), 2 * F});
-    take(saved.activation, keep_.mlp, "mlp.activation", context.dtype, {ranks_ * tokens(keep_.mlp), F});
+    take(saved.gate_up, keep_.mlp, "mlp.gate_up", context.dtype, {ranks_ * (keep_.mlp ? tokens_ : length_), 2 * F});
   }
 
   int64_t count() const { return count_; }
+  // Room for a tile's (n, F).
+  Buffer take_hidden(const LayerContext& context, const LayerTensors& weights, std::string_view name) const {
+    return context.take(name, {ranks_ * length_, weights.down.dim(1)}, Purpose::workspace);
+  }
   bool overlap() const { return overlap_; }
 
   MlpTile at(const Tensor& x, int64_t index) const {
@@ -68,32 +69,30 @@ class MlpTiles {
     const auto normed = [&](const Tensor& all) {
       return keep_.layernorm ? all.slice(0, begin, end) : all.slice(0, slot, slot + end - begin);
     };
-    const auto hidden = [&](const Tensor& all) {
-      return keep_.mlp ? all.slice(0, ranks_ * begin, ranks_ * end) : all.slice(0, 0, ranks_ * (end - begin));
-    };
+    const int64_t hidden = ranks_ * (end - begin);
+    const int64_t first_hidden = keep_.mlp ? ranks_ * begin : 0;
     return {.begin = begin,
             .end = end,
             .x = x.slice(0, begin, end),
             .normed = normed(saved_.normed),
             .rstd = normed(saved_.rstd),
-            .gate_up = hidden(saved_.gate_up),
-            .activation = hidden(saved_.activation)};
+            .gate_up = saved_.gate_up.tensor().slice(0, first_hidden, first_hidden + hidden)};
   }
 
   void release_scratch() {
-    if (!keep_.mlp) release(saved_.activation, saved_.gate_up);
-    if (!keep_.layernorm) release(saved_.rstd, saved_.normed);
+    if (!keep_.mlp) saved_.gate_up.release();
+    if (!keep_.layernorm) release_normed();
   }
   void release_all() {
-    release(saved_.activation, saved_.gate_up);
-    release(saved_.rstd, saved_.normed);
+    saved_.gate_up.release();
+    release_normed();
   }
 
  private:
   static constexpr int64_t kSlots = 3;
-  static void release(Buffer& first, Buffer& second) {
-    first.release();
-    second.release();
+  void release_normed() {
+    saved_.rstd.release();
+    saved_.normed.release();
   }
   SavedMlp& saved_;
   KeepPolicy keep_;
@@ -106,12 +105,6 @@ class MlpTiles {
 
 void normalise(const LayerContext& context, const LayerTensors& weights, const MlpTile& tile) {
   rms_norm_forward(context.device, tile.x, weights.mlp_norm, context.config.norm_epsilon, tile.normed, tile.rstd);
-}
-
-// normed (n, H): the gathered tokens of the tile.
-void expand(const LayerContext& context, const LayerTensors& weights, const MlpTile& tile, const Tensor& normed) {
-  linear_forward(context.device, normed, weights.gate_up, tile.gate_up);
-  swiglu_forward(context.device, tile.gate_up, tile.activation);
 }
 
 // The gather of one tile's tokens after the next, begun while the tile before is computed.
@@ -178,21 +171,25 @@ void mlp_layer_forward(const LayerContext& context, int64_t layer, const LayerTe
     else
       add(context.device, tile.x, y_tile, y_tile);
   });
+  Buffer activations = tiles.take_hidden(context, weights, "mlp.activation");
   for (int64_t index = 0; index < tiles.count(); ++index) {
     const MlpTile tile = tiles.at(x, index);
+    const Tensor activation = activations.tensor().slice(0, 0, tile.gate_up.dim(0));
     GatheredTokens normed =
         gathers.take(context, tiles, x, index, [&](const MlpTile& next) { normalise(context, weights, next); });
-    expand(context, weights, tile, normed.wait());
+    linear_forward(context.device, normed.wait(), weights.gate_up, tile.gate_up);
+    swiglu_forward(context.device, tile.gate_up, activation);
     if (context.tensor.size() == 1 && !context.drops_hidden()) {
-      linear_forward(context.device, tile.activation, weights.down, tile.x, y.slice(0, tile.begin, tile.end));
+      linear_forward(context.device, activation, weights.down, tile.x, y.slice(0, tile.begin, tile.end));
       continue;
     }
     PartialSum projected(context.tensor, context.device, context.arena, "mlp.projected",
                          y.slice(0, tile.begin, tile.end));
-    linear_forward(context.device, tile.activation, weights.down, projected.target());
+    linear_forward(context.device, activation, weights.down, projected.target());
     outputs.push(std::move(projected), tile, tiles.overlap());
   }
   outputs.finish();
+  activations.release();
   tiles.release_scratch();
 }
 
@@ -202,8 +199,7 @@ void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerT
   MlpTiles tiles(context, weights, saved);
   TileGathers gathers;
   const int64_t length = tile_tokens(context);
-  const int64_t ranks = context.tensor.token_ranks();
-  Buffer d_activation = context.take("mlp.d_activation", {ranks * length, weights.down.dim(1)}, Purpose::workspace);
+  Buffer d_activation = tiles.take_hidden(context, weights, "mlp.d_activation");
   Buffer dropped;
   if (context.drops_hidden()) dropped = context.take("mlp.d_dropped", {length, d.dim(1)}, Purpose::workspace);
   // tile.normed has become the gradient of what the norm gave.
@@ -215,11 +211,11 @@ void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerT
     const MlpTile tile = tiles.at(x, index);
     const Accumulate d_weights_use = index == 0 ? d_weights.use : Accumulate::yes;
     const Tensor d_tile = d.slice(0, tile.begin, tile.end);
-    const Tensor d_act = d_activation.tensor().slice(0, 0, ranks * (tile.end - tile.begin));
+    const Tensor d_act = d_activation.tensor().slice(0, 0, tile.gate_up.dim(0));
     GatheredTokens normed = gathers.take(context, tiles, x, index, [&](const MlpTile& next) {
       if (!context.keep.layernorm) normalise(context, weights, next);
     });
-    if (!context.keep.mlp) expand(context, weights, tile, normed.wait());
+    if (!context.keep.mlp) linear_forward(context.device, normed.wait(), weights.gate_up, tile.gate_up);
 
     Tensor d_projected = d_tile;
     if (dropped.taken()) {
@@ -227,13 +223,14 @@ void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerT
       dropout_backward(context.device, context.hidden_dropout(layer, kOutputDropout),
                        context.stream_index(batch, tile.begin, tile.end), d_tile, d_projected);
     }
+    const Tensor d_gate_up = tile.gate_up;  // gradients take the place of what they were computed from
     {
       GatheredTokens gathered(context.tensor, context.arena, "mlp.d_projected", d_projected);
-      linear_backward_weight(context.device, gathered.wait(), tile.activation, d_weights.down, d_weights_use);
       linear_backward_input(context.device, gathered.wait(), weights.down, d_act, Accumulate::no);
+      const Tensor activation = d_act;  // made once more, in the place of its gradient
+      swiglu_backward_and_output(context.device, tile.gate_up, d_act, d_gate_up, activation);
+      linear_backward_weight(context.device, gathered.wait(), activation, d_weights.down, d_weights_use);
     }
-    const Tensor d_gate_up = tile.gate_up;  // gradients take the place of what they were computed from
-    swiglu_backward(context.device, tile.gate_up, d_act, d_gate_up);
     linear_backward_weight(context.device, d_gate_up, normed.wait(), d_weights.gate_up, d_weights_use);
     PartialSum sum(context.tensor, context.device, context.arena, "mlp.d_normed", tile.normed);
     linear_backward_input(context.device, d_gate_up, weights.gate_up, sum.target(), Accumulate::no);

@@ -23,10 +23,9 @@
 namespace farspan {
 
 struct SavedMlp {
-  Buffer normed;      // (t, H)
-  Buffer rstd;        // (t) f32
-  Buffer gate_up;     // (T, 2 F)
-  Buffer activation;  // (T, F)
+  Buffer normed;   // (t, H)
+  Buffer rstd;     // (t) f32
+  Buffer gate_up;  // (T, 2 F)
 };
 
 // y (t, H) is written; it must not overlap x. `layer` is the layer's number in the model.

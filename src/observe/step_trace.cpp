@@ -125,7 +125,7 @@ std::string StepTrace::events(int rank, int64_t base_nanoseconds) const {
       while (most < lane) text += ",\n" + thread_metadata(rank, thread, ++most);
       text += fmt::format(
           ",\n{{\"ph\":\"X\",\"pid\":{},\"tid\":{},\"ts\":{:.3f},\"dur\":{:.3f},\"name\":{},\"args\":{{{}}}}}", rank,
-          thread * kMostLanes + lane, (event.time.begin - base) * 1e6, event.time.seconds * 1e6,
+          thread * kMostLanes + lane, std::max(0.0, event.time.begin - base) * 1e6, event.time.seconds * 1e6,
           json_string(event.name), event.arguments);
     }
   }

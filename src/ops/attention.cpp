@@ -263,8 +263,7 @@ void attention_block_backward(Device& device, const AttentionBlock& block, const
   const double bytes = input_bytes(block) + static_cast<double>(d_out.bytes() + lse.bytes() + lse.bytes()) +
                        touched(d_query_use, d_query) + touched(d_key_value_use, d_key) +
                        touched(d_key_value_use, d_value);
-  const AttentionBackward call{block,       out,             d_out,   lse,   delta,
-                               d_query_use, d_key_value_use, d_query, d_key, d_value};
+  const AttentionBackward call{block, out, d_out, lse, delta, d_query_use, d_key_value_use, d_query, d_key, d_value};
   device.run({op, OpClass::attention, flops, bytes, scratch_bytes(device, call)}, [&] {
     if (!empty(block)) return attend_backward_by_choice(device, call);
     if (d_query_use == Accumulate::no) zero(device, d_query);
@@ -273,6 +272,26 @@ void attention_block_backward(Device& device, const AttentionBlock& block, const
       zero(device, d_value);
     }
   });
+}
+
+void attention_plan_scratch(Device& device, const AttentionBlock& largest) {
+  if (!device.dry()) return;
+  check_block("attention_plan_scratch", largest);
+  const auto in_f32 = [](const Tensor& x) { return Tensor(x.raw(), DType::f32, x.shape()); };
+  const Tensor of_queries = in_f32(largest.query);
+  const Tensor of_keys = in_f32(largest.key);
+  const Tensor per_head(largest.query.raw(), DType::f32, {largest.query.dim(1), largest.query.dim(0)});
+  device.plan_scratch(scratch_bytes(device, AttentionForward{largest, StateUse::add, of_queries, per_head}));
+  device.plan_scratch(scratch_bytes(device, AttentionBackward{largest,
+                                                              largest.query,
+                                                              largest.query,
+                                                              per_head,
+                                                              {},
+                                                              Accumulate::yes,
+                                                              Accumulate::yes,
+                                                              of_queries,
+                                                              of_keys,
+                                                              of_keys}));
 }
 
 }  // namespace farspan

@@ -113,6 +113,10 @@ void attention_block_backward(Device& device, const AttentionBlock& block, const
                               const Tensor& lse, const Tensor& delta, Accumulate d_query_use,
                               Accumulate d_key_value_use, Tensor d_query, Tensor d_key, Tensor d_value);
 
+// On the dry device: scratch for any block with fp32 results that is as large as this one at most. For callers that
+// record some blocks and may run others.
+void attention_plan_scratch(Device& device, const AttentionBlock& largest);
+
 // The implementations in the order they are tried; the first that does not decline runs. FARSPAN_VERBOSE=1 in the
 // environment prints which ran and why others declined.
 std::vector<std::string> attention_implementations(DeviceKind kind = DeviceKind::cpu);

@@ -128,8 +128,8 @@ PartForm form_of(std::span<const Piece> pieces, int64_t key_begin, int64_t key_e
 // The runs cut to queries [begin, end), counted from `begin`.
 std::vector<VisibleRun> runs_between(std::span<const VisibleRun> runs, int64_t begin, int64_t end) {
   std::vector<VisibleRun> cut;
-  auto run = std::partition_point(runs.begin(), runs.end(),
-                                  [&](const VisibleRun& r) { return r.first + r.count <= begin; });
+  auto run =
+      std::partition_point(runs.begin(), runs.end(), [&](const VisibleRun& r) { return r.first + r.count <= begin; });
   for (; run != runs.end() && run->first < end; ++run) {
     const int64_t from = std::max(begin, run->first);
     const int64_t skipped = from - run->first;

@@ -26,8 +26,8 @@ struct AttentionPart {
   int64_t key_begin = 0;
   int64_t key_end = 0;
   PartForm form = PartForm::nothing;
-  int64_t first_keys = 0;       // causal: at least 1
-  int64_t pairs = 0;            // visible
+  int64_t first_keys = 0;        // causal: at least 1
+  int64_t pairs = 0;             // visible
   std::vector<VisibleRun> runs;  // the block's, cut to these queries and counted from query_begin; row positions
 
   int64_t queries() const { return query_end - query_begin; }

@@ -3,7 +3,8 @@
 // slice of columns (one head's part of the fused QKV) is used in place.
 //
 // Types: f32 x f32 -> f32;  bf16 x bf16 -> f32 or bf16. Sums are fp32 throughout; a bf16 result is rounded once, after
-// the sum with c. Throws InternalError on shapes or types that do not fit.
+// the sum with c or the residual. (Not so on Hopper GPUs: there cuBLASLt's kernels round a bf16 product before they add
+// to it, and the sum again, as two ops would.) Throws InternalError on shapes or types that do not fit.
 #pragma once
 
 #include <string>

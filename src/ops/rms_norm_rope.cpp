@@ -21,11 +21,11 @@ bool holds_wide_vectors(const Tensor& tensor) {
   return true;
 }
 
-// Whether there is one pass for these heads: a power of two of lanes, at most a warp, which hold two vectors of 16
-// bytes each.
+// Whether there is one pass for these heads: a power of two of lanes, at most a warp, hold two vectors of 16 bytes
+// each, and the weight is of the heads' type.
 bool is_one_pass(const Device& device, const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& weight) {
   const int64_t lanes_bytes = a.dim(-1) * size_of(a.dtype());
-  if (!device.targets_cuda() || lanes_bytes % 32 != 0) return false;
+  if (!device.targets_cuda() || lanes_bytes % 32 != 0 || weight.dtype() != a.dtype()) return false;
   const int64_t lanes = lanes_bytes / 32;
   return lanes <= 32 && std::has_single_bit(static_cast<uint64_t>(lanes)) && holds_wide_vectors(a) &&
          holds_wide_vectors(b) && holds_wide_vectors(c) && holds_wide_vectors(weight);

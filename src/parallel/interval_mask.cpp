@@ -35,7 +35,7 @@ struct ClampedLine {
   // Sum of at(q) over q in [queries.begin, queries.end).
   int64_t sum(Span queries) const {
     const int64_t rise = std::clamp(first_moving(), queries.begin, queries.end);  // first q that may exceed low
-    const int64_t level = std::clamp(first_level(), rise, queries.end);         // first q that has reached high
+    const int64_t level = std::clamp(first_level(), rise, queries.end);           // first q that has reached high
     const int64_t steps = level - rise;
     int64_t total = (rise - queries.begin) * low + (queries.end - level) * high;
     total += steps * (rise + offset);
@@ -76,8 +76,8 @@ std::vector<Span>::const_iterator first_after(const std::vector<Span>& documents
 
 // Adds the runs of these queries, which are all of one document, counted from query `origin`.
 void append_runs(const VisibleEnds& ends, Span queries, int64_t origin, std::vector<VisibleRun>& runs) {
-  std::array<int64_t, 6> at{queries.begin, queries.end, ends.lo.first_moving(), ends.lo.first_level(), ends.hi.first_moving(),
-                            ends.hi.first_level()};
+  std::array<int64_t, 6> at{queries.begin,          queries.end,          ends.lo.first_moving(), ends.lo.first_level(),
+                            ends.hi.first_moving(), ends.hi.first_level()};
   for (int64_t& q : at) q = std::clamp(q, queries.begin, queries.end);
   std::sort(at.begin(), at.end());
   const size_t first_run = runs.size();

@@ -51,6 +51,12 @@ Job recorded_job(Config config, const ResolvedSizes& sizes, RunKind kind, std::s
   return job;
 }
 
+// How thread ranks on GPUs reach each other.
+GpuBackend gpu_backend(Backend backend) {
+  if (backend == Backend::nccl) return GpuBackend::nccl;
+  return backend == Backend::threads ? GpuBackend::copies : GpuBackend::automatic;
+}
+
 // Of the ranks that share this machine's memory.
 std::vector<RankRecord> records_of_this_machine(const Job& job) {
   if (job.processes == nullptr) return job.records;
@@ -109,7 +115,7 @@ void run_job(const Job& job, const std::function<void(RankTrainer&, World&)>& bo
   if (job.processes)
     run_process_rank(*job.processes, timeout_seconds, run_rank);
   else
-    run_thread_ranks(size, timeout_seconds, run_rank);
+    run_thread_ranks(size, timeout_seconds, run_rank, kGraceSeconds, gpu_backend(job.config.communication.backend));
 }
 
 }  // namespace farspan

@@ -34,9 +34,8 @@ Buffer PipelinePass::receive_stream(const ModelChunk& chunk) {
 int64_t PipelinePass::forward(Key key, const std::vector<Row>& rows) {
   const ModelChunk& chunk = chunks_[static_cast<size_t>(key.second)];
   InFlight& batch = in_flight_[key];
-  context_.device.run_observed({.label = "load rows"}, [&] {
-    batch.loaded = loader_.load(context_.device, context_.arena, rows);
-  });
+  context_.device.run_observed({.label = "load rows"},
+                               [&] { batch.loaded = loader_.load(context_.device, context_.arena, rows); });
   Buffer input = receive_stream(chunk);
   Buffer output = chunk_forward(context_, access_, chunk, batch.loaded.batch, std::move(input), batch.saved);
   if (chunk.last) return batch.loaded.local_targets;

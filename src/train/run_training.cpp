@@ -3,11 +3,14 @@
 
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <optional>
 
 #include "base/log.h"
+#include "comm/mpi/processes.h"
 #include "io/json_lines.h"
 #include "model/flops.h"
+#include "observe/power.h"
 #include "observe/progress.h"
 #include "observe/step_observer.h"
 #include "train/checkpoint.h"
@@ -88,6 +91,7 @@ StepUse difference(const StepUse& after, const StepUse& before) {
 // What rank 0 writes of the others.
 struct StepOfAllRanks {
   std::vector<int64_t> peak_bytes;                          // by rank
+  std::optional<double> joules;                             // of all GPUs; none where one cannot be known
   std::array<int64_t, kShownDimensions.size()> received{};  // by dimension, summed over ranks
 };
 
@@ -98,6 +102,7 @@ class RankRun {
           RankTrainer& trainer, World& world)
       : job_(job), start_(start), paths_(paths), observation_(observation), trainer_(trainer), world_(world) {
     if (observation.any()) observe_steps();
+    if (first_on_its_gpu()) meter_.emplace(cuda_bus_id(trainer.context().device->accelerator().index()));
     if (rank() != 0) return;
     const bool resumed = start.state.step > 0;
     metrics_.emplace(paths.metrics, resumed ? JsonLinesWriter::Mode::append : JsonLinesWriter::Mode::replace);
@@ -122,10 +127,11 @@ class RankRun {
       if (training.eval_interval > 0 && step % training.eval_interval == 0 && step < training.train_iters)
         stopped = evaluate(step) || stopped;
       const int64_t interval = job_.config.output.save_interval;
-      if (stopped || step == training.train_iters || (interval > 0 && step % interval == 0)) save(step);
+      const bool last = stopped || step == training.train_iters;
+      if (last) write_observations();
+      if (last || (interval > 0 && step % interval == 0)) save(step);
     }
     if (!stopped && step > start_.state.step) evaluate(step);
-    write_observations();
     return StopSignal::received_by_any(everyone());
   }
 
@@ -141,15 +147,23 @@ class RankRun {
   }
 
   int rank() const { return trainer_.context().rank; }
+  // Of the ranks that share a GPU one reads its meter.
+  bool first_on_its_gpu() const {
+    if (!trainer_.context().device->on_cuda()) return false;
+    const int first = job_.processes ? job_.processes->ranks_of_this_host().front() : 0;
+    return rank() - first < cuda_device_count();
+  }
   Communicator& everyone() { return trainer_.context().group(Dimension::world); }
 
   // True when some rank was asked to stop.
   bool run_step(int64_t step) {
     world_.set_position(rank(), fmt::format("step {}", step));
     const StepUse before = use_so_far(trainer_.context());
+    if (meter_) meter_->joules_since_last();
     if (observer_) observer_->begin_step(step);
     const Clock::time_point start = Clock::now();
     const StepReport report = trainer_.train_step(step, StopSignal::received() != 0);
+    trainer_.context().device->synchronize();  // the update is queued; its time is this step's
     const double seconds = seconds_since(start);
     if (observer_) observer_->end_step();
     const StepUse use = difference(use_so_far(trainer_.context()), before);
@@ -159,7 +173,10 @@ class RankRun {
   }
 
   StepOfAllRanks gather(const StepUse& use) {
-    std::vector<int64_t> mine = {trainer_.context().arena->highest_byte()};
+    constexpr double kUnknown = -1e18;
+    const double joules = meter_ ? meter_->joules_since_last().value_or(kUnknown) : 0;
+    std::vector<int64_t> mine = {trainer_.context().arena->highest_byte(), std::llround(joules * 1e3)};
+    const size_t own_numbers = mine.size();
     for (const DimensionUse& dimension : use) mine.push_back(dimension.bytes_received);
     const int64_t width = std::ssize(mine);
     std::vector<int64_t> all(mine.size() * static_cast<size_t>(job_.sizes.world_size));
@@ -168,11 +185,14 @@ class RankRun {
                     "metrics")
         .wait();
     StepOfAllRanks gathered;
+    int64_t millijoules = 0;
     for (auto of_rank = all.begin(); of_rank != all.end(); of_rank += width) {
-      gathered.peak_bytes.push_back(*of_rank);
+      gathered.peak_bytes.push_back(of_rank[0]);
+      millijoules += of_rank[1];
       for (size_t i = 0; i < gathered.received.size(); ++i)
-        gathered.received[i] += of_rank[static_cast<std::ptrdiff_t>(i) + 1];
+        gathered.received[i] += of_rank[static_cast<std::ptrdiff_t>(i + own_numbers)];
     }
+    if (millijoules > 0) gathered.joules = static_cast<double>(millijoules) * 1e-3;
     return gathered;
   }
 
@@ -180,6 +200,8 @@ class RankRun {
     const BatchTotals& totals = report.totals;
     const double tokens_per_second = static_cast<double>(totals.tokens) / seconds;
     const double flops = model_flops(job_.config.model, totals.tokens, totals.layer_pairs);
+    std::optional<double> joules_per_token;
+    if (all.joules && totals.tokens > 0) joules_per_token = *all.joules / static_cast<double>(totals.tokens);
     JsonCounts bytes;
     for (size_t i = 0; i < use.size(); ++i)
       bytes.emplace_back(std::string(name_of(kShownDimensions[i])), all.received[i]);
@@ -201,7 +223,7 @@ class RankRun {
                      {"dp_exposed_seconds", use[2].exposed_seconds},
                      {"pp_exposed_seconds", use[3].exposed_seconds},
                      {"bytes", std::move(bytes)},
-                     {"joules_per_token", nullptr},  // no meter
+                     {"joules_per_token", number_or_null(joules_per_token)},
                      {"skipped", report.skipped}});
     int64_t memory = 0;
     for (int64_t peak : all.peak_bytes) memory += peak;
@@ -276,6 +298,7 @@ class RankRun {
   const Observation& observation_;
   RankTrainer& trainer_;
   World& world_;
+  std::optional<EnergyMeter> meter_;  // of this rank's GPU
   std::optional<JsonLinesWriter> metrics_;
   std::optional<Progress> progress_;
   std::optional<StepObserver> observer_;

@@ -121,7 +121,13 @@ void run_all(Device& device, DType dtype, const Sizes& s, const Supply& operand)
   sgd_step(device, {.lr = 0.1, .weight_decay = 0.1}, wide, master, copy);
   const AdamWTensors parameter = {wide, master, operand("m", DType::f32, hidden), operand("v", DType::f32, hidden),
                                   copy, 0.1};
-  const AdamWTensors parameters[] = {parameter, parameter};
+  const AdamWTensors other = {wide,
+                              operand("other_master", DType::f32, hidden),
+                              operand("other_m", DType::f32, hidden),
+                              operand("other_v", DType::f32, hidden),
+                              operand("other_copy", DType::bf16, hidden),
+                              0.0};
+  const AdamWTensors parameters[] = {parameter, other};
   adamw_step_many(device, {.lr = 0.1}, parameters);
 }
 
@@ -135,7 +141,7 @@ TEST_P(AllOpsTest, DryDeviceTouchesNothing) {
   run_all(device, GetParam(), kHuge, [&](const char*, DType dtype, const Shape& shape) {
     return Tensor(reinterpret_cast<void*>(wild += 0x1000000), dtype, shape);
   });
-  EXPECT_EQ(counter.count, 33);
+  EXPECT_EQ(counter.count, test::testing_cuda() ? 36 : 39);  // some are several on a CPU
 }
 
 // Nothing to do is not an error, and what was there stays.

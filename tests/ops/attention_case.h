@@ -9,6 +9,8 @@
 #include <functional>
 #include <gtest/gtest.h>
 #include <limits>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -301,6 +303,21 @@ struct RunOptions {
 
 inline Tensor f32_tensor(TestVector<float>& data, Shape shape) { return {data.data(), DType::f32, shape}; }
 
+// The device under test, kept for as long as the program runs: a GPU's takes longer to make than most tests.
+inline Device& test_device(int threads) {
+  static auto* const devices = new std::map<int, std::unique_ptr<Device>>;
+  std::unique_ptr<Device>& device = (*devices)[testing_cuda() ? 1 : threads];
+  if (!device) device = std::make_unique<Device>(test_device_kind(), threads);
+  return *device;
+}
+
+// Largest error of an output or a gradient over the tensor's largest magnitude. On the CPU all arithmetic is fp32 (unit
+// roundoff 6e-8) whatever the input type, and sums over a few hundred terms of either sign lose a few units more; so it
+// is on a GPU in fp32. In bf16 a GPU rounds weights and score gradients to 8 bits between two products.
+inline double out_tolerance(DType dtype) { return testing_cuda() && dtype == DType::bf16 ? 5e-3 : 1e-6; }
+inline double gradient_tolerance(DType dtype) { return testing_cuda() && dtype == DType::bf16 ? 1.2e-2 : 3e-6; }
+inline constexpr double kLseTolerance = 1e-6;
+
 // Runs one implementation as the op does: with the scratch that it may use.
 inline void attend_with(const AttentionImplementation& implementation, Device& device, const AttentionForward& call) {
   device.run({"attention_block_forward", OpClass::attention, 0, 0, scratch_bytes(device, call)},
@@ -314,7 +331,7 @@ inline void attend_with(const AttentionImplementation& implementation, Device& d
 inline void run_forward(const AttentionImplementation& implementation, const Problem& p, const RunOptions& options,
                         Results<float>& r) {
   const auto [n, m, heads, kv_heads, D] = p.sizes;
-  Device device(test_device_kind(), options.threads);
+  Device& device = test_device(options.threads);
   Tensors tensors(p);
   r.out.assign(p.query.size(), kNaN);
   r.lse.assign(static_cast<size_t>(heads * n), kNaN);
@@ -330,7 +347,7 @@ inline void run_forward(const AttentionImplementation& implementation, const Pro
 inline void run_backward(const AttentionImplementation& implementation, const Problem& p, const RunOptions& options,
                          Results<float>& r) {
   const auto [n, m, heads, kv_heads, D] = p.sizes;
-  Device device(test_device_kind(), options.threads);
+  Device& device = test_device(options.threads);
   Tensors tensors(p);
   TestVector<float> delta(r.lse.size());
   const Tensor delta_tensor = f32_tensor(delta, {heads, n});

@@ -28,7 +28,7 @@ struct DryProblem {
   Tensor per_head() const { return tensor(DType::f32, {sizes.heads, sizes.n}); }
   Tensor d_key() const { return tensor(DType::f32, block.key.shape()); }
   Tensor d_out() const { return tensor(block.query.dtype(), block.query.shape()); }
-  void backward() { 
+  void backward() {
     attention_block_backward(device, block, {}, d_out(), per_head(), per_head(), Accumulate::yes, Accumulate::yes,
                              out(), d_key(), d_key());
   }
@@ -84,11 +84,12 @@ TEST(AttentionContract, B120_FlopsCountVisiblePairs) {
 }
 
 TEST(AttentionContract, NoQueriesOrNoKeysIsNoWork) {
-  Device device(test_device_kind(), 2);
+  Device& device = test_device(2);
   const Problem p = random_problem({4, 4, 1, 1, 8}, causal(4, 4), DType::f32);
   Tensors tensors(p);
   TestVector<float> out(32, 3.0f), lse(4, 1.0f);
-  attention_block_forward(device, tensors.block({2, 2}), StateUse::add, f32_tensor(out, {4, 1, 8}), f32_tensor(lse, {1, 4}));
+  attention_block_forward(device, tensors.block({2, 2}), StateUse::add, f32_tensor(out, {4, 1, 8}),
+                          f32_tensor(lse, {1, 4}));
   device.synchronize();
   EXPECT_THAT(out, ::testing::Each(3.0f));
   EXPECT_THAT(lse, ::testing::Each(1.0f));
@@ -202,7 +203,7 @@ TEST(AttentionContract, TheListEndsWithTheReferenceThatTakesAll) {
 }
 
 TEST(AttentionContract, StateInitAndDelta) {
-  Device device(test_device_kind(), 2);
+  Device& device = test_device(2);
   TestVector<float> out(2 * 3 * 5, kNaN), lse(6, kNaN);
   attention_state_init(device, f32_tensor(out, {2, 3, 5}), f32_tensor(lse, {3, 2}));
   device.synchronize();
@@ -272,7 +273,7 @@ INSTANTIATE_TEST_SUITE_P(EveryImplementation, AttentionFarApart, ::testing::Valu
 TEST_P(AttentionFarApart, B107_RowStrideOf2To30Elements) {
   const Problem p = random_problem({3, 3, 4, 2, 8}, causal(3, 3), dtype());
   const Results<float> expected = run(implementation(), p);
-  Device device(test_device_kind(), 1);
+  Device& device = test_device(1);
   FarApart far(p);
   Tensors positions(p);
   far.block.lo = positions.block({0, 3}).lo;
@@ -304,7 +305,7 @@ TEST_P(AttentionFarApart, B106_PositionsBeyond32Bits) {
   constexpr int64_t kOrigin = int64_t{5} << 32;
   const Problem p = random_problem({20, 20, 2, 1, 8}, causal(20, 20), dtype());
   const Results<float> expected = run(implementation(), p);
-  Device device(test_device_kind(), 1);
+  Device& device = test_device(1);
   Tensors tensors(p);
   AttentionBlock block = tensors.block({0, 20});
   block.key_begin = kOrigin;

@@ -136,14 +136,14 @@ TEST_P(AttentionIsolation, ForbiddenNaNsAmongIntervalsInNoOrder) {
 TEST_P(AttentionIsolation, B026_StateOfQueriesThatSeeNothingStays) {
   const Problem p = random_problem({60, 60, 2, 1, 8}, padded(60), dtype());
   Tensors tensors(p);
-  Device device(test_device_kind(), 1);
+  Device& device = test_device(1);
   TestVector<float> out(p.query.size()), lse(120);
   for (size_t i = 0; i < out.size(); ++i) out[i] = i % 3 == 0 ? -0.0f : static_cast<float>(i);
   for (size_t i = 0; i < lse.size(); ++i) lse[i] = static_cast<float>(i) - 30;
   const TestVector<float> out_before = out, lse_before = lse;
-  attend_with(implementation(), device,
-              AttentionForward{tensors.block({0, 60}), StateUse::add, f32_tensor(out, {60, 2, 8}),
-                               f32_tensor(lse, {2, 60})});
+  attend_with(
+      implementation(), device,
+      AttentionForward{tensors.block({0, 60}), StateUse::add, f32_tensor(out, {60, 2, 8}), f32_tensor(lse, {2, 60})});
   device.synchronize();
   int64_t kept = 0;
   for (int64_t i = 0; i < 60; ++i) {

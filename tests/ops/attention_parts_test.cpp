@@ -86,11 +86,17 @@ TEST(AttentionParts, AgreeWithTheMaskForAnyCutOfTheKeys) {
                                    prefix(12, 4),
                                    padded(12),
                                    scattered(12, 12),
+                                   mask_from(12,
+                                             [](int64_t i) {
+                                               return i < 4 ? Interval{0, 4} : i < 9 ? Interval{4, 9} : Interval{0, 0};
+                                             }),
+                                   mask_from(12,
+                                             [](int64_t i) {
+                                               return Interval{i, 6};
+                                             }),
                                    mask_from(12, [](int64_t i) {
-                                     return i < 4 ? Interval{0, 4} : i < 9 ? Interval{4, 9} : Interval{0, 0};
-                                   }),
-                                   mask_from(12, [](int64_t i) { return Interval{i, 6}; }),
-                                   mask_from(12, [](int64_t i) { return Interval{4, i}; })};
+                                     return Interval{4, i};
+                                   })};
   for (size_t m = 0; m < masks.size(); ++m)
     for (int64_t begin = -2; begin < 12; ++begin)
       for (int64_t end = begin + 1; end < 15; ++end) {

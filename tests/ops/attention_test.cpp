@@ -7,17 +7,12 @@
 namespace farspan::test {
 namespace {
 
-// Largest error over the tensor's largest magnitude. All arithmetic is fp32 (unit roundoff 6e-8) whatever the input
-// type, and sums over a few hundred terms of either sign lose a few units more.
-constexpr double kOutTolerance = 1e-6;
-constexpr double kGradientTolerance = 3e-6;
-
 class Attention : public AttentionTest {
  protected:
   // Skips what the implementation declines; the last of the list declines nothing.
   bool declined(const Problem& p) const {
     Tensors tensors(p);
-    Device device(test_device_kind(), 1);
+    Device& device = test_device(1);
     return !implementation().forward_declines(device, {.block = tensors.block({0, p.sizes.m})}).empty();
   }
 
@@ -26,11 +21,11 @@ class Attention : public AttentionTest {
     if (declined(p)) return;
     const Results<double> expected = oracle(p);
     const Results<float> found = run(implementation(), p, options);
-    EXPECT_LE(relative_error(found.out, expected.out), kOutTolerance);
-    EXPECT_LE(relative_error(found.lse, expected.lse), kOutTolerance);
-    EXPECT_LE(relative_error(found.d_query, expected.d_query), kGradientTolerance);
-    EXPECT_LE(relative_error(found.d_key, expected.d_key), kGradientTolerance);
-    EXPECT_LE(relative_error(found.d_value, expected.d_value), kGradientTolerance);
+    EXPECT_LE(relative_error(found.out, expected.out), out_tolerance(dtype()));
+    EXPECT_LE(relative_error(found.lse, expected.lse), kLseTolerance);
+    EXPECT_LE(relative_error(found.d_query, expected.d_query), gradient_tolerance(dtype()));
+    EXPECT_LE(relative_error(found.d_key, expected.d_key), gradient_tolerance(dtype()));
+    EXPECT_LE(relative_error(found.d_value, expected.d_value), gradient_tolerance(dtype()));
   }
 };
 
@@ -127,7 +122,7 @@ std::pair<float, float> attend_once(const AttentionImplementation& implementatio
                                     float score, float value, bool sees) {
   Problem p{{1, 1, 1, 1, 2}, dtype, 1.0f, {{0, sees ? 1 : 0}}, {1, 0}, {score, 0}, {value, value}, {0, 0}};
   Tensors tensors(p);
-  Device device(test_device_kind(), 1);
+  Device& device = test_device(1);
   TestVector<float> o{out, out}, l{lse};
   attend_with(implementation, device,
               AttentionForward{tensors.block({0, 1}), StateUse::add, f32_tensor(o, {1, 1, 2}), f32_tensor(l, {1, 1})});
@@ -154,9 +149,9 @@ TEST_P(Attention, LargeScores) {
   for (int64_t blocks : {1, 4}) {
     const Results<float> found = run(implementation(), p, {.blocks = equal_blocks(200, blocks)});
     // A score of 200 carries an error of about 200 * 6e-8, which exp turns into a relative one.
-    EXPECT_LE(relative_error(found.out, expected.out), 5e-5);
-    EXPECT_LE(relative_error(found.lse, expected.lse), kOutTolerance);
-    EXPECT_LE(relative_error(found.d_query, expected.d_query), 5e-5);
+    EXPECT_LE(relative_error(found.out, expected.out), std::max(5e-5, out_tolerance(dtype())));
+    EXPECT_LE(relative_error(found.lse, expected.lse), kLseTolerance);
+    EXPECT_LE(relative_error(found.d_query, expected.d_query), std::max(5e-5, gradient_tolerance(dtype())));
   }
 }
 
@@ -189,7 +184,7 @@ TEST_P(Attention, StridedViews) {
   block.query = q;
   block.key = k;
   block.value = v;
-  Device device(test_device_kind(), 1);
+  Device& device = test_device(1);
   const Tensor out_tensor = f32_tensor(out, shape).slice(1, 0, s.heads);
   const Tensor lse_tensor = f32_tensor(lse, {s.heads, s.n}), delta_tensor = f32_tensor(delta, {s.heads, s.n});
   attention_state_init(device, out_tensor, lse_tensor);

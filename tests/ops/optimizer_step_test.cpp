@@ -133,7 +133,9 @@ TEST(OptimizerStep, ManyParametersInOneCall) {
       gradient.random(seed), weight.random(seed + 1000), m.random(seed + 2000, 0.1), v.constant(0.01), copy.constant(0);
     }
     AdamWTensors tensors() const {
-      const auto part = [&](const Operand& operand) { return operand.tensor().slice(0, first, operand.tensor().dim(0)); };
+      const auto part = [&](const Operand& operand) {
+        return operand.tensor().slice(0, first, operand.tensor().dim(0));
+      };
       return {part(gradient), part(weight), part(m), part(v), copies ? part(copy) : Tensor(), decay};
     }
     Operand gradient, weight, m, v, copy;

@@ -8,7 +8,9 @@
 #include <cstring>
 #include <gtest/gtest.h>
 #include <limits>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -20,6 +22,7 @@
 #include "parallel/context/context_attention.h"
 #include "parallel/context/hierarchy.h"
 #include "parallel/deal.h"
+#include "tests/device.h"
 
 namespace farspan::test {
 
@@ -214,7 +217,7 @@ class OwnedTensor {
   const Tensor& tensor() const { return tensor_; }
 
  private:
-  std::vector<std::byte> memory_;
+  TestVector<std::byte> memory_;
   Tensor tensor_;
 };
 
@@ -377,7 +380,7 @@ inline MemoryPlan plan_rank(const AttentionCase& c, const RankSetup& setup, int 
     const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
     return make_dry_communicator(Dimension::cp, static_cast<int>(place), ranks);
   });
-  Device device(DeviceKind::dry, 1);
+  Device device(test_dry_run());
   Arena arena(device);
   local.forward(device, arena, groups.view());
   const Traffic moved_forward = groups.take_traffic();
@@ -385,6 +388,16 @@ inline MemoryPlan plan_rank(const AttentionCase& c, const RankSetup& setup, int 
   local.backward(device, arena, groups.view());
   if (backward != nullptr) *backward = groups.take_traffic();
   return arena.plan();
+}
+
+// The device of a rank, kept as long as the program runs: a GPU's takes longer to make than most cases.
+inline Device& rank_device(int world_rank) {
+  static std::mutex mutex;
+  static auto* const devices = new std::map<int, std::unique_ptr<Device>>;
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<Device>& device = (*devices)[world_rank];
+  if (!device) device = std::make_unique<Device>(test_device_kind(), 1);
+  return *device;
 }
 
 // Forward and backward on thread ranks, in memory planned beforehand, twice; traffic is that of one pass.
@@ -406,15 +419,15 @@ inline RankRun run_on_ranks(const AttentionCase& c, const AttentionInputs& input
     const int group_number = world_rank % setup.groups;
     const int rank = world_rank / setup.groups;
     const auto r = static_cast<size_t>(rank);
+    Device& device = rank_device(world_rank);
     const RankGroups groups(c, setup, rank, [&](std::vector<int> ranks) {
       for (int& member : ranks) member = member * setup.groups + group_number;
-      return world.group(world_rank, std::move(ranks), Dimension::cp);
+      return world.group(world_rank, std::move(ranks), Dimension::cp, device);
     });
 
     const MemoryPlan plan = plan_rank(c, setup, rank);
     const LocalAttention local(c, setup, layout, rank);
     local.deal_inputs(inputs);
-    Device device(DeviceKind::cpu, 1);
     Arena arena(device, plan);
     local.forward(device, arena, groups.view());
     const Traffic forward = groups.take_traffic();
@@ -423,6 +436,7 @@ inline RankRun run_on_ranks(const AttentionCase& c, const AttentionInputs& input
     // Once more, in memory that the first pass left dirty: whatever should start from zero must be set to it.
     local.forward(device, arena, groups.view());
     local.backward(device, arena, groups.view());
+    device.synchronize();
     if (group_number != setup.groups - 1) return;
     run.forward[r] = forward;
     run.backward[r] = backward;

@@ -327,5 +327,56 @@ TEST(ContextAttentionCost, AutoIsResolvedBeforehand) {
       InternalError);
 }
 
+// Blocks of one rank's attention as a device of kind `of` would run them.
+struct Blocks : OpObserver {
+  int64_t count = 0;
+  double flops = 0;
+  void on_op(const OpCost& cost, OpTime) override {
+    if (cost.op_class != OpClass::attention) return;
+    ++count;
+    flops += cost.flops;
+  }
+
+  Blocks(const AttentionCase& c, const RankSetup& setup, int rank, DeviceKind of) {
+    const SequenceLayout layout(setup.layout, c.seq_length, setup.cp);
+    const LocalAttention local(c, setup, layout, rank);
+    const RankGroups groups(c, setup, rank, [&](const std::vector<int>& ranks) {
+      const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+      return make_dry_communicator(Dimension::cp, static_cast<int>(place), ranks);
+    });
+    Device device(DryRun{of});
+    Arena arena(device);
+    device.observe(this);
+    local.forward(device, arena, groups.view());
+    local.backward(device, arena, groups.view());
+    device.observe(nullptr);
+  }
+};
+
+// On a GPU neighbouring blocks run as one, and no pair is lost by it. Of a causal zigzag: each of two own chunks with
+// all the own keys it sees (the last rank's touch and are one), and one block for each other rank, both of whose chunks
+// one own chunk sees, or one of them both own chunks.
+TEST(ContextAttentionCost, AGpuRunsNeighbouringBlocksAsOne) {
+  const AttentionCase c = causal_row(4096);
+  for (CpCommType comm_type : kTravelTypes)
+    for (int rank = 0; rank < 8; ++rank) {
+      const RankSetup setup{.cp = 8, .comm_type = comm_type, .dtype = DType::bf16};
+      const Blocks joined(c, setup, rank, DeviceKind::cuda), separate(c, setup, rank, DeviceKind::cpu);
+      EXPECT_EQ(joined.flops, separate.flops);
+      if (comm_type == CpCommType::p2p) {
+        EXPECT_EQ(joined.count, 2 * (rank == 7 ? 1 + 7 : 2 + 7));
+      }
+      EXPECT_LE(joined.count, separate.count);
+    }
+  const AttentionCase rows = two_rows(1000);
+  for (CpLayout layout : kLayouts)
+    for (int rank = 0; rank < 4; ++rank) {
+      const RankSetup setup{.cp = 4, .layout = layout, .dtype = DType::bf16};
+      const Blocks joined(rows, setup, rank, DeviceKind::cuda), separate(rows, setup, rank, DeviceKind::cpu);
+      EXPECT_EQ(joined.flops, separate.flops) << describe(setup);
+      EXPECT_LE(joined.count, separate.count) << describe(setup);
+    }
+}
+
 }  // namespace
 }  // namespace farspan::test

@@ -82,8 +82,12 @@ TEST(MemoryPlan, TheRingsLiveBytesDoNotDependOnCp) {
     return largest(job.records[0].memory, Purpose::communication);
   };
   EXPECT_GT(ring(2), 0);
-  EXPECT_EQ(ring(4), ring(2));
-  EXPECT_EQ(ring(8), ring(2));
+  EXPECT_EQ(ring(8), ring(4));
+  // On a GPU pieces are larger, and where two ranks exchange one of them only, one buffer receives it.
+  if (test::testing_cuda())
+    EXPECT_LE(ring(2), ring(4));
+  else
+    EXPECT_EQ(ring(2), ring(4));
 }
 
 TEST(MemoryPlan, PoliciesOrderAsTheyShould) {

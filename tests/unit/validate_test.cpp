@@ -181,7 +181,6 @@ TEST(Resolve, WrongValuesAreNamedWithTheirKey) {
 TEST(Resolve, AbsentFeaturesAreRefusedWithWhatWorks) {
   const std::vector<std::array<std::string, 3>> absent = {
       {"training.precision", "fp8", "use bf16 or fp32"},
-      {"training.device", "cuda", "use cpu or auto"},
       {"data.format", "jsonl", "use text or fasta"},
       {"data.format", "megatron", "use text or fasta"},
       {"data.format", "tokens", "use text or fasta"},
@@ -189,7 +188,6 @@ TEST(Resolve, AbsentFeaturesAreRefusedWithWhatWorks) {
       {"memory.recompute_granularity", "auto", "use none, selective or full"},
       {"memory.cpu_offload_activations", "true", "use false"},
       {"memory.optimizer_cpu_offload", "true", "use false"},
-      {"communication.backend", "nccl", "use threads, mpi or auto"},
       {"communication.reduce_scatter.use_ring", "true", "use false"},
       {"output.tensorboard", "true", "use false"},
   };

@@ -15,6 +15,9 @@ class Mover;
 class ThreadJob;
 
 // What carries messages between ranks whose tensors are on GPUs.
+// How long the other ranks may take to stop after one has failed.
+inline constexpr double kGraceSeconds = 10;
+
 enum class GpuBackend {
   automatic,  // NCCL where every rank has a GPU to itself and NCCL can be loaded, else copies
   copies,     // each rank copies from, or sums over, its peers' memory; ranks may share a GPU
@@ -59,7 +62,7 @@ class ThreadWorld final : public World {
 //
 // A rank that has not ended `grace_seconds` after the failure is stuck outside any wait and cannot be stopped: the line
 // "farspan: error: ..." names the failure and the stuck ranks, and the process ends with the failure's exit status.
-void run_thread_ranks(int size, double timeout_seconds, const RankBody& body, double grace_seconds = 10,
+void run_thread_ranks(int size, double timeout_seconds, const RankBody& body, double grace_seconds = kGraceSeconds,
                       GpuBackend backend = GpuBackend::automatic);
 
 }  // namespace farspan

@@ -121,8 +121,8 @@ class CudaAccelerator final : public Accelerator {
       FARSPAN_CUDA(cudaEventCreate(&event));
       marks_.push_back(event);
     }
-    FARSPAN_CUDA(cudaEventRecord(marks_[next_mark_],
-                                 stream == nullptr ? compute_.get() : static_cast<cudaStream_t>(stream)));
+    FARSPAN_CUDA(
+        cudaEventRecord(marks_[next_mark_], stream == nullptr ? compute_.get() : static_cast<cudaStream_t>(stream)));
     return static_cast<int64_t>(next_mark_++);
   }
 

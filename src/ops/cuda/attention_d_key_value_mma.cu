@@ -20,7 +20,6 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kQueries = kBoundsRows;  // of a tile
-constexpr float kLog2E = 1.44269504f;
 
 // Warps that share 16 keys: where a head is too long for the registers, each keeps its part of the gradients' columns
 // and all compute the scores.

@@ -42,7 +42,6 @@ __global__ void __launch_bounds__(kThreads) d_query_kernel(const __grid_constant
 
   int2 sees[2];
   float lse[2], delta[2];  // of rows g and g + 8; lse to base 2
-  constexpr float kLog2E = 1.44269504f;
   const float factor = fabsf(a.scale) * kLog2E;
   for (int half = 0; half < 2; ++half) {
     const int query = first_query + warp_row + 8 * half + lane / 4;

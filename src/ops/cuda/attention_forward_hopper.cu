@@ -32,8 +32,7 @@ struct Plan {
   static constexpr int kKeys = kHeadSize <= 128 ? 128 : 64;  // of a tile
   static constexpr int kStages = 2;                          // tiles of keys, and of values, in shared memory
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
+  static constexpr int kRegisters = kConsumers == 2 ? kConsumerRegisters : 160;  // of a consumer's thread
   static constexpr int kColumns = kHeadSize <= 128 ? kHeadSize : 128;  // of the output, in one product
   static constexpr int kProducts = kHeadSize / kColumns;
 };
@@ -47,26 +46,6 @@ struct alignas(1024) Shared {
   CopyBarrier key_full[P::kStages], key_free[P::kStages];
   CopyBarrier value_full[P::kStages], value_free[P::kStages];
   unsigned long long not_finite[P::kKeys / 64];
-};
-
-// Named barriers.
-constexpr int kTurn = 1;  // and on, one for each consumer
-constexpr int kAllConsumers = 5;
-
-// The tiles of keys of a tile of queries.
-struct KeyTiles {
-  int first, end, step;
-  int all_first, all_last;
-
-  template <typename P>
-  __device__ static KeyTiles of(const AttentionArguments& a, int first_query) {
-    const TileBounds b = bounds_of(a, first_query, P::kQueries);
-    const int first = b.first / P::kKeys * P::kKeys;
-    return {first, max(first, b.last), P::kKeys, b.all_first, b.all_last};
-  }
-  __device__ bool masked(int key) const { return key < all_first || key + step > all_last; }
-  __device__ int last() const { return (end - 1) / step * step; }
-  __device__ bool any_masked() const { return first < end && (masked(first) || masked(last())); }
 };
 
 template <typename P>
@@ -113,7 +92,7 @@ class Consumer {
       : shared_(shared),
         group_(static_cast<int>(threadIdx.x) / 128 - 1),
         row_(first_query + 64 * group_ + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4),
-        factor_(a.scale * 1.44269504f),
+        factor_(a.scale * kLog2E),
         query_(shared_address(shared.query[group_])) {
     for (int half = 0; half < 2; ++half) sees_[half] = row_ + 8 * half < a.queries ? a.bounds.rows[row_ + 8 * half] : int2{0, 0};
     if (group_ == P::kConsumers - 1) named_barrier_arrive(kTurn, 256);  // the first turn is consumer 0's
@@ -348,10 +327,10 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   const int query_tiles = (a.queries + P::kQueries - 1) / P::kQueries;
   const int head = static_cast<int>(blockIdx.x) / query_tiles;
   const int first_query = (query_tiles - 1 - static_cast<int>(blockIdx.x) % query_tiles) * P::kQueries;
-  const KeyTiles tiles = KeyTiles::of<P>(a, first_query);
+  const KeyTiles tiles = KeyTiles::of(a, first_query, P::kQueries, P::kKeys);
 
   if (threadIdx.x < 128) {
-    give_back_registers<P::kProducerRegisters>();
+    give_back_registers<kProducerRegisters>();
     Producer<P> producer(shared, maps, head / a.group);
     if (threadIdx.x == 0) {
       producer.load_queries(head, first_query);
@@ -360,7 +339,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
     __syncwarp();
     if (tiles.any_masked() && __syncthreads_or(0) && threadIdx.x == 0) producer.run(tiles);
   } else {
-    take_registers<P::kConsumerRegisters>();
+    take_registers<P::kRegisters>();
     Consumer<P> consumer(shared, a, first_query);
     consumer.run(tiles, false);
     if (tiles.any_masked() && __syncthreads_or(!consumer.finite())) consumer.run(tiles, true);

@@ -120,7 +120,6 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
 
   // A negative scale is a positive one with the queries negated; a scale of 0 stays a number that -inf can be
   // multiplied by.
-  constexpr float kLog2E = 1.44269504f;
   const float factor = fmaxf(fabsf(a.scale), 1e-30f) * kLog2E;
   if (first_key < bounds.last) {
     load_tile<kHeadSize, kQueries, kThreads>(shared.query, a.query, head, first_query, a.queries, a.head_size);

@@ -34,4 +34,52 @@ struct Ring {
   }
 };
 
+// Registers of a thread where a block is one producer and two consumer warpgroups.
+inline constexpr int kProducerRegisters = 24;
+inline constexpr int kConsumerRegisters = 240;
+// A block can only deal out what it was launched with: the registers of 3 warpgroups at 168 each.
+static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168);
+
+// Named barriers of the consumers.
+inline constexpr int kTurn = 1;  // and on, one for each
+inline constexpr int kAllConsumers = 5;
+
+// The tiles of keys that a tile of queries has to do with.
+struct KeyTiles {
+  int first, end, step;
+  int all_first, all_last;
+
+  __device__ static KeyTiles of(const AttentionArguments& a, int first_query, int queries, int step) {
+    const TileBounds b = bounds_of(a, first_query, queries);
+    const int first = b.first / step * step;
+    return {first, max(first, b.last), step, b.all_first, b.all_last};
+  }
+  __device__ int last() const { return (end - 1) / step * step; }
+  // Some query does not see some key of the tile from `key` on.
+  __device__ bool masked(int key) const { return key < all_first || key + step > all_last; }
+  __device__ bool any_masked() const { return first < end && (masked(first) || masked(last())); }
+};
+
+// attention_tile.cuh: clear_not_finite, by all threads of the consumers, for a tile of 64 rows that the copy engine
+// brought. wgmma sees what they wrote.
+template <int kConsumers>
+__device__ uint64_t clear_together(unsigned char* tile, int head_size, unsigned long long* mark) {
+  constexpr int kThreads = 128 * kConsumers;
+  const int thread = static_cast<int>(threadIdx.x) - 128;
+  if (thread == 0) *mark = 0;
+  named_barrier_sync(kAllConsumers, kThreads);
+  uint4* const vectors = reinterpret_cast<uint4*>(tile);
+  for (int i = thread; i < 64 * head_size / 8; i += kThreads) {
+    uint4& x = vectors[i];
+    if (!any_not_finite(x)) continue;
+    x = {finite_part(x.x), finite_part(x.y), finite_part(x.z), finite_part(x.w)};
+    atomicOr(mark, 1ull << i / 8 % 64);
+  }
+  fence_async_proxy();
+  named_barrier_sync(kAllConsumers, kThreads);
+  const uint64_t rows = *mark;
+  named_barrier_sync(kAllConsumers, kThreads);
+  return rows;
+}
+
 }  // namespace farspan::cuda

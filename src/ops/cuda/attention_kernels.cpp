@@ -83,10 +83,13 @@ BackwardArguments backward_arguments(const AttentionBlock& block, const Tensor& 
 
 namespace {
 
-// What the kernels for Hopper need of a block.
+// The kernels for Hopper (wgmma, bulk copies) are not chosen yet: their results have not passed the tests.
+constexpr bool kHopperIsTested = false;
+
+// What they need of a block.
 bool suits_hopper(const Device& device, const AttentionArguments& a) {
-  return properties(device).major == 9 && !a.query.f32 && a.query.vectors && a.key.vectors && a.value.vectors &&
-         a.scale > 0 && a.dropout.threshold == 0 && a.keys > 0;
+  return kHopperIsTested && properties(device).major == 9 && !a.query.f32 && a.query.vectors && a.key.vectors &&
+         a.value.vectors && a.scale > 0 && a.dropout.threshold == 0 && a.keys > 0;
 }
 
 }  // namespace
@@ -122,6 +125,11 @@ void attention_kernel_backward(Device& device, const AttentionBlock& block, cons
   if (a.query.f32) {
     attention_d_key_value_fp32(a, stream);
     attention_d_query_fp32(a, stream);
+    return;
+  }
+  if (suits_hopper(device, a) && a.d_out.vectors && a.queries > 0 && a.head_size <= 128) {
+    attention_d_key_value_hopper(a, stream);
+    attention_d_query_hopper(a, stream);
     return;
   }
   attention_d_key_value_mma(a, stream);

@@ -14,7 +14,8 @@ namespace farspan::cuda {
 // Why the kernels cannot take a block; empty when they can.
 std::string attention_kernel_declines(const AttentionBlock& block);
 
-// As attention_block_forward, with no or any number of keys. With StateUse::begin, `out` may be f32 or the query's type.
+// As attention_block_forward, with no or any number of keys. With StateUse::begin, `out` may be f32 or the query's
+// type.
 void attention_kernel_forward(Device& device, const AttentionBlock& block, StateUse use, const Tensor& out,
                               const Tensor& lse);
 

@@ -11,8 +11,8 @@
 //   backward, documents    4 n a (D + 1), and 8 m a D where they are shared; 448 a document
 //
 // 4 n a D is the fp32 sum of d_query. Backward takes some key/value heads and their query heads at a time, as many as
-// keep a call below kBackwardScratchBytes: at 131072 tokens of 16:8 heads of 128 all heads at once would take 2.2 GB and
-// run 1 % faster.
+// keep a call below a limit: at 131072 tokens of 16:8 heads of 128 all heads at once would take 2.2 GB and run 1 %
+// faster.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,10 @@
 
 namespace farspan::cuda {
 
-inline constexpr int64_t kBackwardScratchBytes = int64_t{5} << 28;
+// Limits of a backward call's scratch: on a rectangle all heads of 65536 tokens of 16:8 heads of 128 fit; documents,
+// whose inputs are packed first, are many blocks in one call with few heads too.
+inline constexpr int64_t kRectangleScratchBytes = int64_t{5} << 28;
+inline constexpr int64_t kDocumentsScratchBytes = int64_t{1} << 29;
 // Queries of one call on a long causal block (ops/cudnn/block_plan.h).
 inline constexpr int64_t kRowTokens = 65536;
 // Documents of one call of cuDNN; more take several calls.
@@ -65,8 +68,8 @@ inline int64_t partial_out_bytes(const AttentionSizes& s) {
   return scratch_part(2 * s.queries * s.heads * s.head_size) + scratch_part(4 * s.heads * s.queries);
 }
 
-// Whether a call of cuDNN takes one rectangle, or documents; and where its results go: straight into the caller's tensors,
-// or into scratch from which they are added or widened.
+// Whether a call of cuDNN takes one rectangle, or documents; and where its results go: straight into the caller's
+// tensors, or into scratch from which they are added or widened.
 enum class GraphKind { rectangle, documents };
 enum class ResultPlace { caller, scratch };
 
@@ -96,11 +99,14 @@ inline int64_t backward_call_bytes(const AttentionSizes& s, int64_t kv, GraphKin
   return kDocumentTableBytes + packed_lse_bytes(s, kv) + inputs + results + backward_workspace_bytes(s, kv, kind);
 }
 
+inline int64_t scratch_limit(GraphKind kind) {
+  return kind == GraphKind::rectangle ? kRectangleScratchBytes : kDocumentsScratchBytes;
+}
+
 // Key/value heads of one backward call: as many as divide all of them and stay within the limit, one at least.
 inline int64_t kv_heads_a_call(const AttentionSizes& s, GraphKind kind, ResultPlace place) {
   for (int64_t calls = 1; calls < s.kv_heads; ++calls)
-    if (s.kv_heads % calls == 0 &&
-        backward_call_bytes(s, s.kv_heads / calls, kind, place) <= kBackwardScratchBytes)
+    if (s.kv_heads % calls == 0 && backward_call_bytes(s, s.kv_heads / calls, kind, place) <= scratch_limit(kind))
       return s.kv_heads / calls;
   return 1;
 }
@@ -108,7 +114,7 @@ inline int64_t kv_heads_a_call(const AttentionSizes& s, GraphKind kind, ResultPl
 // The most that any block of at most these sizes takes.
 inline int64_t backward_scratch_bytes(const AttentionSizes& s, GraphKind kind, ResultPlace place) {
   return std::min(backward_call_bytes(s, s.kv_heads, kind, place),
-                  std::max(kBackwardScratchBytes, backward_call_bytes(s, 1, kind, place)));
+                  std::max(scratch_limit(kind), backward_call_bytes(s, 1, kind, place)));
 }
 
 inline bool cudnn_may_take(const AttentionBlock& b) { return b.query.dtype() == DType::bf16; }
@@ -123,7 +129,8 @@ inline int64_t attention_forward_scratch(const AttentionForward& call) {
   if (!cudnn_may_take(call.block)) return own;
   const AttentionSizes sizes(call.block);
   AttentionSizes partial = sizes;
-  // What is written straight to the caller: the second results of a long causal block's rows alone pass through scratch.
+  // What is written straight to the caller: the second results of a long causal block's rows alone pass through
+  // scratch.
   if (place_of(call.out) == ResultPlace::caller) partial.queries = sizes.queries > kRowTokens ? kRowTokens : 0;
   return std::max(own, kDocumentTableBytes + kGraphSlackBytes + partial_out_bytes(partial));
 }

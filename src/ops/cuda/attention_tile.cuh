@@ -21,6 +21,8 @@ struct Tile {
   }
 };
 
+inline constexpr float kLog2E = 1.44269504f;
+
 // Of `rows` queries from the multiple of kBoundsRows `first` on.
 __device__ inline TileBounds bounds_of(const AttentionArguments& a, int first, int rows) {
   const int end = (min(a.queries, first + rows) + kBoundsRows - 1) / kBoundsRows;
@@ -118,10 +120,8 @@ __device__ uint64_t clear_not_finite(unsigned char* tile, unsigned long long* ma
 
 // Bits of the rows [range.x, range.y) among the kBoundsRows from `first` on.
 __device__ inline uint64_t rows_within(int2 range, int first) {
-  const int begin = max(0, min(kBoundsRows, range.x - first));
-  const int end = max(begin, min(kBoundsRows, range.y - first));
-  const uint64_t below_end = end == 64 ? ~0ull : (1ull << end) - 1;
-  return begin == 64 ? 0 : below_end & ~((1ull << begin) - 1);
+  const auto below = [](int row) { return row >= 64 ? ~0ull : row <= 0 ? 0 : (1ull << row) - 1; };
+  return below(range.y - first) & ~below(range.x - first);
 }
 
 // Where a lane finds its row of the matrices that ldmatrix loads, chunk `step` of a row being elements 8 step and on.

@@ -16,18 +16,15 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / kWarp;
-// Granules whose loads are under way together.
-constexpr int kGroup = 4;
 // Largest cluster that every GPU of compute capability 9 takes.
 constexpr int kMaxCluster = 8;
-constexpr int kMaxSlots = 4;
 
 // What d_logits hold; none: there are none.
 enum class Gradient { none, f32, bf16 };
 template <Gradient gradient>
 using ElementOf = std::conditional_t<gradient == Gradient::bf16, BFloat16, float>;
+
+constexpr int kMaxPieces = 32;
 
 struct Loss {
   const float* logits;
@@ -37,9 +34,9 @@ struct Loss {
   int64_t rows, vocabulary;
   int64_t logits_stride, d_logits_stride;
   float gradient_scale;
-  // Of rows shared by a cluster: columns of a block, a multiple of 4; slices in its shared memory, and their bytes.
+  // Of rows shared by a cluster: columns of a block, a multiple of 4, and the pieces that they are copied in.
   int64_t slice;
-  int slots, slot_bytes;
+  int pieces;
 
   __device__ __forceinline__ bool counts(int32_t target) const { return target >= 0 && target < vocabulary; }
 };
@@ -88,13 +85,15 @@ struct Granules {
   }
 };
 
-// A cluster takes every gridDim.x / (blocks of a cluster)-th row. kKept: slices pass through shared memory; else, where
-// one does not fit there, it is read twice.
-template <Gradient gradient, bool kKept>
-__global__ void __launch_bounds__(kThreads, 2) cross_entropy_rows(const Loss loss) {
-  extern __shared__ __align__(128) std::byte slots[];  // loss.slots of loss.slot_bytes
-  __shared__ CopyBarrier arrived[kMaxSlots];
-  // Two of each: those of the next row are written while others still read.
+// A cluster takes every gridDim.x / (blocks of a cluster)-th row. kKept: the slice stays in shared memory, and piece by
+// piece the next row's takes its place; else, where it does not fit there, it is read twice.
+template <Gradient gradient, bool kKept, int kThreads, int kGroup>
+__global__ void __launch_bounds__(kThreads) cross_entropy_rows(const Loss loss) {
+  constexpr int kPiece = kThreads * kGroup;  // granules: kGroup of each thread
+  constexpr int kWarps = kThreads / kWarp;
+  extern __shared__ __align__(128) float4 kept[];
+  __shared__ CopyBarrier arrived[kMaxPieces];
+  // Two of each, used in turn: the next row's are written while others still read.
   __shared__ ExponentialSum of_warps[2][kWarps];
   __shared__ ExponentialSum of_block[2];
   const cg::cluster_group cluster = cg::this_cluster();
@@ -105,91 +104,104 @@ __global__ void __launch_bounds__(kThreads, 2) cross_entropy_rows(const Loss los
   const bool leads = threadIdx.x == 0;
 
   const auto granules_of = [&](int64_t row) { return Granules(loss.logits + row * loss.logits_stride + first, n); };
-  const auto start_copy = [&](int64_t row, int slot) {
+  const auto start_copy = [&](int64_t row, int piece) {
     if (!kKept || !leads || row >= loss.rows) return;
     const Granules granules = granules_of(row);
-    const int bytes = granules.count() * 16;
-    barrier_expect(arrived[slot], bytes);
-    if (bytes > 0) copy_bytes(slots + slot * loss.slot_bytes, granules.values, arrived[slot], bytes);
+    const int bytes = 16 * max(0, min(kPiece, granules.count() - piece * kPiece));
+    barrier_expect(arrived[piece], bytes);
+    if (bytes > 0) copy_bytes(kept + piece * kPiece, granules.values + piece * kPiece, arrived[piece], bytes);
   };
   if (kKept && leads) {
-    for (int slot = 0; slot < loss.slots; ++slot) barrier_init(arrived[slot], 1);
+    for (int piece = 0; piece < loss.pieces; ++piece) barrier_init(arrived[piece], 1);
     barrier_init_fence();
+    for (int piece = 0; piece < loss.pieces; ++piece) start_copy(first_row, piece);
   }
   __syncthreads();
-  for (int slot = 0; slot < loss.slots; ++slot) start_copy(first_row + slot * row_step, slot);
 
   int32_t next_target = first_row < loss.rows ? loss.targets[first_row] : -1;
-  int slot = 0, parity = 0, turn = 0;
-  for (int64_t row = first_row; row < loss.rows; row += row_step) {
+  int parity = 0, turn = 0;
+  for (int64_t row = first_row; row < loss.rows; row += row_step, parity ^= 1) {
     const int32_t target = next_target;
     if (row + row_step < loss.rows) next_target = loss.targets[row + row_step];
     Granules granules = granules_of(row);
-    if (kKept) {
-      granules.values = reinterpret_cast<const float4*>(slots + slot * loss.slot_bytes);
-      barrier_wait(arrived[slot], parity);
-    }
+    if (kKept) granules.values = kept;
     using Element = ElementOf<gradient>;
     Element* const d_logits =
         static_cast<Element*>(loss.d_logits) + row * loss.d_logits_stride + first - granules.begin;
+    const auto each_piece = [&](const auto& body) {
+      for (int piece = 0; piece < loss.pieces; ++piece) body(piece, piece * kPiece + static_cast<int>(threadIdx.x));
+    };
 
-    if (loss.counts(target)) {
-      ExponentialSum all;
-      for (int g = static_cast<int>(threadIdx.x); g < granules.count(); g += kThreads * kGroup) {
-        float x[kGroup][4];
+    if (!loss.counts(target)) {
+      if (leads && first == 0) loss.token_loss[row] = 0;
+      each_piece([&](int piece, int g) {
+        if (kKept) barrier_wait(arrived[piece], parity);
+        const float zeros[4] = {};
+        if constexpr (gradient != Gradient::none)
+          for (int k = 0; k < kGroup; ++k)
+            if (g + k * kThreads < granules.count()) granules.store(d_logits, g + k * kThreads, zeros);
+      });
+      __syncthreads();  // all have seen the pieces arrive
+      each_piece([&](int piece, int) { start_copy(row + row_step, piece); });
+      continue;
+    }
+
+    ExponentialSum all;
+    each_piece([&](int piece, int g) {
+      if (kKept) barrier_wait(arrived[piece], parity);
+      float x[kGroup][4];
+#pragma unroll
+      for (int k = 0; k < kGroup; ++k) {
+        x[k][0] = x[k][1] = x[k][2] = x[k][3] = kMinusInfinity;
+        if (g + k * kThreads < granules.count()) granules.load(g + k * kThreads, x[k]);
+      }
+      all.add(reinterpret_cast<const float(&)[kGroup * 4]>(x));
+    });
+    all.combine_block<kWarps>(of_warps[turn]);
+    if (leads) of_block[turn] = all;
+    const bool holds_target = leads && target >= first && target < first + n;
+    const float target_logit =
+        holds_target ? reinterpret_cast<const float*>(granules.values)[granules.begin + target - first] : 0;
+    if constexpr (gradient == Gradient::none) each_piece([&](int piece, int) { start_copy(row + row_step, piece); });
+    cluster.sync();
+    const int other = static_cast<int>(threadIdx.x) % kMaxCluster;
+    all = other < blocks ? *cluster.map_shared_rank(&of_block[turn], other) : ExponentialSum();
+    all.combine_lanes(kMaxCluster);
+    turn ^= 1;
+
+    if constexpr (gradient != Gradient::none) {
+      const float shift = all.shift();
+      const float factor = loss.gradient_scale / all.sum;
+      each_piece([&](int piece, int g) {
 #pragma unroll
         for (int k = 0; k < kGroup; ++k) {
-          x[k][0] = x[k][1] = x[k][2] = x[k][3] = kMinusInfinity;
-          if (g + k * kThreads < granules.count()) granules.load(g + k * kThreads, x[k]);
-        }
-        all.add(reinterpret_cast<const float(&)[kGroup * 4]>(x));
-      }
-      all.combine_block(of_warps[turn]);
-      if (leads) of_block[turn] = all;
-      cluster.sync();
-      const int lane = static_cast<int>(threadIdx.x) % kWarp;
-      all = lane < blocks ? *cluster.map_shared_rank(&of_block[turn], lane % blocks) : ExponentialSum();
-      all.combine_lanes();
-      const bool holds_target = target >= first && target < first + n;
-      float target_logit = 0;
-      if (leads && holds_target) {
-        target_logit = reinterpret_cast<const float*>(granules.values)[granules.begin + target - first];
-        loss.token_loss[row] = loss_of(all, target_logit);
-      }
-      if constexpr (gradient != Gradient::none) {
-        const float shift = all.shift();
-        const float factor = loss.gradient_scale / all.sum;
-        for (int g = static_cast<int>(threadIdx.x); g < granules.count(); g += kThreads) {
+          if (g + k * kThreads >= granules.count()) continue;
           float x[4];
-          granules.load(g, x);
+          granules.load(g + k * kThreads, x);
 #pragma unroll
           for (int e = 0; e < 4; ++e) x[e] = exponential(x[e] - shift) * factor;
-          granules.store(d_logits, g, x);
+          granules.store(d_logits, g + k * kThreads, x);
         }
-      }
-      __syncthreads();
-      if (gradient != Gradient::none && leads && holds_target)
+        __syncthreads();
+        start_copy(row + row_step, piece);
+      });
+    }
+    if (holds_target) {
+      loss.token_loss[row] = loss_of(all, target_logit);
+      if constexpr (gradient != Gradient::none)
         store_one(d_logits + granules.begin + target - first,
                   gradient_at_target(all, target_logit, loss.gradient_scale));
-    } else {
-      if (leads && first == 0) loss.token_loss[row] = 0;
-      const float zeros[4] = {};
-      if constexpr (gradient != Gradient::none)
-        for (int g = static_cast<int>(threadIdx.x); g < granules.count(); g += kThreads)
-          granules.store(d_logits, g, zeros);
-      __syncthreads();
     }
-    start_copy(row + loss.slots * row_step, slot);
-    turn ^= 1;
-    if (++slot == loss.slots) slot = 0, parity ^= 1;
   }
-  cluster.sync();  // of_block is read by others until here
+  cluster.sync();  // others read of_block until here
 }
+
+constexpr int kShortThreads = 256;
 
 // A warp per row of at most 32 kPerLane columns.
 template <Gradient gradient, int kPerLane>
-__global__ void __launch_bounds__(kThreads) cross_entropy_short_rows(const Loss loss) {
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;
+__global__ void __launch_bounds__(kShortThreads) cross_entropy_short_rows(const Loss loss) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kShortThreads / kWarp) + threadIdx.x / kWarp;
   if (row >= loss.rows) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const float* const logits = loss.logits + row * loss.logits_stride;
@@ -212,7 +224,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_short_rows(const Loss 
   __syncwarp();  // all have read before one writes
   ExponentialSum all;
   all.add(x);
-  all.combine_lanes();
+  all.combine_lanes(kWarp);
   if (lane == 0) loss.token_loss[row] = loss_of(all, target_logit);
   if constexpr (gradient != Gradient::none) {
     const float factor = loss.gradient_scale / all.sum;
@@ -226,29 +238,14 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_short_rows(const Loss 
   }
 }
 
-// Rows shared by clusters: how many blocks a row takes and how many of its slices a block holds, whatever becomes of
-// the row, so that the loss has the same bits with and without a gradient.
-int share_rows(const Properties& gpu, Loss& loss) {
-  constexpr int64_t kStatic = 2048;  // what the kernel has besides the slots, and the system takes
-  const int64_t room = gpu.shared_bytes_per_block - kStatic;
-  const auto slot_bytes = [&](int blocks) { return round_up(ceil_div(loss.vocabulary, blocks) * 4 + 32, 128); };
-  int blocks = 1;
-  const char* e = getenv("CE_WANT");
-  const int64_t want = e ? atoi(e) * 1024 : 56 * 1024;
-  while (blocks < kMaxCluster && slot_bytes(blocks) > want) blocks *= 2;
-  const int64_t slot = slot_bytes(blocks);
-  loss.slice = round_up(ceil_div(loss.vocabulary, blocks), 4);
-  const char* s = getenv("CE_SLOTS");
-  const int64_t room_used = 4 * slot <= room ? room / 2 : room;
-  loss.slots = static_cast<int>(std::min<int64_t>(s ? atoi(s) : kMaxSlots, room_used / slot));
-  loss.slot_bytes = static_cast<int>(slot);
-  return blocks;
-}
+int env(const char* name, int otherwise) { const char* e = getenv(name); return e ? atoi(e) : otherwise; }
 
-template <Gradient gradient, bool kKept>
-void launch_rows(Device& device, const Loss& loss, int blocks) {
-  const auto kernel = cross_entropy_rows<gradient, kKept>;
-  const int shared = loss.slots * loss.slot_bytes;
+template <Gradient gradient, bool kKept, int kThreads, int kGroup>
+void launch_rows(Device& device, Loss loss, int blocks) {
+  const auto kernel = cross_entropy_rows<gradient, kKept, kThreads, kGroup>;
+  const int64_t granules = (loss.slice + 3) / 4 + 1;
+  loss.pieces = static_cast<int>(ceil_div(granules, kThreads * kGroup));
+  const int shared = kKept ? static_cast<int>(granules * 16) : 0;
   FARSPAN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -262,31 +259,38 @@ void launch_rows(Device& device, const Loss& loss, int blocks) {
   config.numAttrs = 1;
   int clusters = 0;
   FARSPAN_CUDA(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-  static int printed = 0;
-  if (getenv("CE_PRINT") && printed++ < 1) printf("clusters %d of %d, slots %d of %d\n", clusters, blocks, loss.slots, loss.slot_bytes);
+  if (env("CE_PRINT", 0)) printf("clusters %d of %d, shared %d pieces %d threads %d group %d\n", clusters, blocks, shared, loss.pieces, kThreads, kGroup);
+  setenv("CE_PRINT", "0", 1);
   config.gridDim.x = static_cast<unsigned>(std::clamp<int64_t>(clusters, 1, loss.rows)) * config.gridDim.x;
   FARSPAN_CUDA(cudaLaunchKernelEx(&config, kernel, loss));
 }
 
 template <Gradient gradient>
 void run_rows(Device& device, Loss loss) {
-  const int blocks = share_rows(properties(device), loss);
-  if (loss.slots > 0)
-    launch_rows<gradient, true>(device, loss, blocks);
-  else
-    launch_rows<gradient, false>(device, loss, blocks);
+  int blocks = 1;
+  const int64_t want = env("CE_WANT", 75) * 1024;
+  while (blocks < kMaxCluster && ceil_div(loss.vocabulary, blocks) * 4 > want) blocks *= 2;
+  loss.slice = round_up(ceil_div(loss.vocabulary, blocks), 4);
+  const bool keep = loss.slice * 4 + 2048 <= properties(device).shared_bytes_per_block;
+  const int threads = env("CE_THREADS", 512), group = env("CE_GROUP", 4);
+  if (!keep) return launch_rows<gradient, false, 512, 4>(device, loss, blocks);
+  if (threads == 512 && group == 4) return launch_rows<gradient, true, 512, 4>(device, loss, blocks);
+  if (threads == 512 && group == 2) return launch_rows<gradient, true, 512, 2>(device, loss, blocks);
+  if (threads == 1024 && group == 2) return launch_rows<gradient, true, 1024, 2>(device, loss, blocks);
+  if (threads == 256 && group == 4) return launch_rows<gradient, true, 256, 4>(device, loss, blocks);
+  throw 1;
 }
 
 template <Gradient gradient, int kPerLane>
 void launch_short_rows(Device& device, const Loss& loss) {
-  const unsigned int blocks = static_cast<unsigned int>(ceil_div(loss.rows, kThreads / kWarp));
-  cross_entropy_short_rows<gradient, kPerLane><<<blocks, kThreads, 0, compute_stream(device)>>>(loss);
+  const unsigned int blocks = static_cast<unsigned int>(ceil_div(loss.rows, kShortThreads / kWarp));
+  cross_entropy_short_rows<gradient, kPerLane><<<blocks, kShortThreads, 0, compute_stream(device)>>>(loss);
   FARSPAN_CUDA_LAUNCHED();
 }
 
 template <Gradient gradient>
 void run(Device& device, const Loss& loss) {
-  if (loss.vocabulary <= 12 * kWarp) return launch_short_rows<gradient, 12>(device, loss);
+  if (loss.vocabulary <= 16 * kWarp) return launch_short_rows<gradient, 16>(device, loss);
   if (loss.vocabulary <= 32 * kWarp) return launch_short_rows<gradient, 32>(device, loss);
   run_rows<gradient>(device, loss);
 }
@@ -307,8 +311,7 @@ void cross_entropy(Device& device, const Tensor& logits, const Tensor& targets, 
                      .d_logits_stride = has_gradient ? d_logits.stride(0) : 0,
                      .gradient_scale = static_cast<float>(gradient_scale),
                      .slice = 0,
-                     .slots = 0,
-                     .slot_bytes = 0};
+                     .pieces = 0};
   if (!has_gradient)
     run<Gradient::none>(device, loss);
   else if (d_logits.dtype() == DType::f32)

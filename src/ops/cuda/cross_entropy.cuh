@@ -22,6 +22,19 @@ __device__ __forceinline__ float exponential(float x) {
   return result;
 }
 
+// x_0 . x_1 . ... in pairs, pairs of pairs and so on; N is a power of two.
+template <int N, typename Operation>
+__device__ __forceinline__ float pairwise(const float (&x)[N], const Operation& operation) {
+  if constexpr (N == 1) {
+    return x[0];
+  } else {
+    float half[N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) half[i] = operation(x[i], x[i + N / 2]);
+    return pairwise(half, operation);
+  }
+}
+
 // sum exp(x_i - maximum) over the logits seen so far. A NaN or +inf among them makes the sum NaN; with none seen, or
 // none but -inf, the maximum is -inf and the sum 0.
 struct ExponentialSum {
@@ -39,27 +52,27 @@ struct ExponentialSum {
   // -inf adds nothing.
   template <int N>
   __device__ __forceinline__ void add(const float (&x)[N]) {
-    float largest = x[0];
-#pragma unroll
-    for (int i = 1; i < N; ++i) largest = fmaxf(largest, x[i]);
-    raise(largest);
+    raise(pairwise(x, [](float a, float b) { return fmaxf(a, b); }));
     const float from = shift();
+    float terms[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum = __fadd_rn(sum, exponential(__fsub_rn(x[i], from)));
+    for (int i = 0; i < N; ++i) terms[i] = exponential(__fsub_rn(x[i], from));
+    sum = __fadd_rn(sum, pairwise(terms, [](float a, float b) { return __fadd_rn(a, b); }));
   }
-  // Of all lanes of the warp; every lane gets it.
-  __device__ __forceinline__ void combine_lanes(int lanes = kWarp) {
+  // Of `lanes` (a power of two) threads that follow each other; each of them gets it.
+  __device__ __forceinline__ void combine_lanes(int lanes) {
     raise(max_lanes(maximum, lanes));
     sum = sum_lanes(sum, lanes);
   }
-  // Of all warps of the block; every thread gets it. `shared`: one for each warp, free again after the next barrier.
+  // Of all threads of the block, kWarps warps; every thread gets it. `shared`: one for each warp, free again after the
+  // next barrier.
+  template <int kWarps>
   __device__ __forceinline__ void combine_block(ExponentialSum* shared) {
-    combine_lanes();
+    combine_lanes(kWarp);
     if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = *this;
     __syncthreads();
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    *this = lane < static_cast<int>(blockDim.x) / kWarp ? shared[lane] : ExponentialSum();
-    combine_lanes();
+    *this = shared[threadIdx.x % kWarps];
+    combine_lanes(kWarps);
   }
 };
 

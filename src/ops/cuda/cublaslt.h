@@ -81,8 +81,9 @@ class CublasLt {
   // Queues the product on the compute stream.
   cublasStatus_t run(const Matmul& matmul, const MatmulAlgorithm& algorithm, const MatmulRun& run) const;
 
-  // The fastest of the algorithms by measurement, and -1 where none runs. Waits for the device. Leaves d as one run
-  // does, but if beta is not 0 and c is d: then changed by less than any fp32 sum can show.
+  // The fastest of the algorithms by measurement, the first where none is clearly faster, and -1 where none runs. Waits
+  // for the device. What it leaves in d is overwritten by the run that follows; where that adds to d (c is d), d
+  // changes by less than 1e-30.
   int fastest(const Matmul& matmul, const std::vector<MatmulAlgorithm>& algorithms, const MatmulRun& run) const;
 
  private:
@@ -92,6 +93,5 @@ class CublasLt {
 
 // "algorithm 66, tile 23, cluster 3, stages 36, split-K 1": the library's numbers (cublasLt.h).
 std::string description_of(const MatmulAlgorithm& algorithm);
-int split_k_of(const MatmulAlgorithm& algorithm);
 
 }  // namespace farspan::cuda

@@ -42,8 +42,8 @@ struct Dropped {
     uint4 draws{};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const int word = N == 1 ? static_cast<int>(first % 4) : i % 4;
-      if (i % 4 == 0) draws = philox(key, token, static_cast<uint64_t>((first + i) / 4));
+      const int word = N == 1 ? static_cast<int>(first & 3) : i % 4;
+      if (i % 4 == 0) draws = philox(key, token, static_cast<uint64_t>(first + i) / 4);
       const uint32_t draw = word == 0 ? draws.x : word == 1 ? draws.y : word == 2 ? draws.z : draws.w;
       kept[i] = draw < threshold ? 0.0f : kept[i] * scale;
     }

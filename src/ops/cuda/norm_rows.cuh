@@ -19,6 +19,13 @@ __device__ __forceinline__ RowIndex row_index(int64_t row, int64_t heads) {
   return heads == 1 ? RowIndex{row, 0} : RowIndex{row / heads, row % heads};
 }
 
+// `step` rows further, without a division.
+__device__ __forceinline__ RowIndex advanced(RowIndex index, RowIndex step, int64_t heads) {
+  const int64_t head = index.head + step.head;
+  const bool next_token = head >= heads;
+  return {index.token + step.token + (next_token ? 1 : 0), next_token ? head - heads : head};
+}
+
 template <typename T>
 struct NormRows {
   T* data;

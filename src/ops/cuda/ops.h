@@ -28,7 +28,8 @@ void rms_norm_forward(Device& device, const Tensor& x, const Tensor& weight, dou
 void rms_norm_backward(Device& device, const Tensor& d_y, const Tensor& x, const Tensor& weight, const Tensor& rstd,
                        const Tensor& d_x, Accumulate accumulate_d_x, const Tensor& d_weight);
 
-// Heads of a power of two of 32 bytes, at most 1 KiB; addresses and strides multiples of 16 bytes.
+// Heads of a power of two of 32 bytes, at most 1 KiB, and a weight of their type; addresses and strides are multiples
+// of 16 bytes.
 void rms_norm_rope_forward(Device& device, const Tensor& x, const Tensor& weight, double epsilon, const Tensor& table,
                            RopeStyle style, const Tensor& y, const Tensor& rstd);
 void rms_norm_rope_backward(Device& device, const Tensor& d_y, const Tensor& x, const Tensor& weight,

@@ -15,17 +15,11 @@
 namespace farspan::cuda {
 namespace {
 
-// The threads of one row: a power of two up to a warp, or a block of whole warps.
-struct RowThreads {
-  int lanes;    // of one row
-  int threads;  // of a block
-  int vectors;  // held by a thread
-};
-
 struct Norm {
   int64_t rows, heads, columns;
-  int lanes;
+  int lanes;  // threads of a row: a power of two up to a warp, or a block of whole warps
   AnyFloats weight;
+  float per_column;  // 1 / columns
   float epsilon;
   float* rstd;
   bool accumulate;
@@ -36,6 +30,7 @@ struct Norm {
         columns(x.dim(-1)),
         lanes(0),
         weight(weight_tensor),
+        per_column(1.0f / static_cast<float>(columns)),
         epsilon(0),
         rstd(rstd_tensor.data<float>()),
         accumulate(false) {}
@@ -49,30 +44,47 @@ __device__ __forceinline__ void sum_row(float (&values)[C], int lanes, float* sh
   for (int c = 0; c < C; ++c) values[c] = sum_lanes(values[c], lanes);
 }
 
+// The columns of one thread: V vectors of N, `lanes` vectors apart. Outside the row: none.
+template <int N>
+struct Columns {
+  int lanes, lane, end;
+  __device__ __forceinline__ int first(int v) const { return (v * lanes + lane) * N; }
+  __device__ __forceinline__ bool inside(int v) const { return first(v) < end; }
+};
+
+template <int V, typename T, int N>
+__device__ __forceinline__ void load_weight(Vector<T, N> (&weight)[V], const Norm& norm, const Columns<N>& columns) {
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    weight[v].clear();
+    if (columns.inside(v)) weight[v].load(static_cast<const T*>(norm.weight.data) + columns.first(v));
+  }
+}
+
 constexpr int kForwardThreads = 512;  // at most, of a block
 
-template <typename T, int N, int V>
+// kLanes: norm.lanes where that is known at compile time, else 0. The weight is of type T.
+template <typename T, int N, int V, int kLanes>
 __global__ void __launch_bounds__(kForwardThreads)
     forward_kernel(const Norm norm, const NormRows<T> x, const NormRows<T> y) {
   __shared__ float shared[2][kForwardThreads / kWarp];
-  const int lane = static_cast<int>(threadIdx.x) % norm.lanes;
-  const int64_t rows_per_block = static_cast<int>(blockDim.x) / norm.lanes;
+  const int lanes = kLanes > 0 ? kLanes : norm.lanes;
+  const Columns<N> columns{lanes, static_cast<int>(threadIdx.x) % lanes, static_cast<int>(norm.columns)};
+  const int64_t rows_per_block = static_cast<int>(blockDim.x) / lanes;
   int turn = 0;
   for (int64_t first = blockIdx.x * rows_per_block; first < norm.rows; first += gridDim.x * rows_per_block) {
-    const int64_t row = first + static_cast<int>(threadIdx.x) / norm.lanes;
+    const int64_t row = first + static_cast<int>(threadIdx.x) / lanes;
     const bool active = row < norm.rows;
     const RowIndex index = row_index(active ? row : 0, norm.heads);
     const T* from = x.at(index);
-    Vector<T, N> held[V];
-    float squares[1] = {0};
+    Vector<T, N> held[V], weight[V];
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      const int64_t column = int64_t{v * norm.lanes + lane} * N;
-      if (active && column < norm.columns)
-        held[v].load(from + column);
-      else
-        held[v].clear();
+      held[v].clear();
+      if (active && columns.inside(v)) held[v].load_once(from + columns.first(v));
     }
+    load_weight(weight, norm, columns);
+    float squares[1] = {0};
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       float values[N];
@@ -80,23 +92,22 @@ __global__ void __launch_bounds__(kForwardThreads)
 #pragma unroll
       for (int i = 0; i < N; ++i) squares[0] += values[i] * values[i];
     }
-    sum_row(squares, norm.lanes, shared[turn]);
+    sum_row(squares, lanes, shared[turn]);
     turn ^= 1;
-    const float rstd = rsqrtf(squares[0] / static_cast<float>(norm.columns) + norm.epsilon);
+    const float rstd = rsqrtf(squares[0] * norm.per_column + norm.epsilon);
     if (!active) continue;
-    if (lane == 0) norm.rstd[row] = rstd;
+    if (columns.lane == 0) norm.rstd[row] = rstd;
     T* to = y.at(index);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      const int64_t column = int64_t{v * norm.lanes + lane} * N;
-      if (column >= norm.columns) continue;
-      float values[N], weight[N];
+      if (!columns.inside(v)) continue;
+      float values[N], factor[N];
       held[v].get(values);
-      norm.weight.get(column, weight);
+      weight[v].get(factor);
 #pragma unroll
-      for (int i = 0; i < N; ++i) values[i] = values[i] * rstd * weight[i];
+      for (int i = 0; i < N; ++i) values[i] = values[i] * rstd * factor[i];
       held[v].set(values);
-      held[v].store(to + column);
+      held[v].store(to + columns.first(v));
     }
   }
 }
@@ -116,7 +127,7 @@ __global__ void __launch_bounds__(kForwardThreads)
     }
     __syncthreads();  // the row before has read its sum
     sum_block(squares, shared);
-    const float rstd = rsqrtf(squares[0] / static_cast<float>(norm.columns) + norm.epsilon);
+    const float rstd = rsqrtf(squares[0] * norm.per_column + norm.epsilon);
     if (threadIdx.x == 0) norm.rstd[row] = rstd;
     T* to = y.at(index);
     for (int64_t i = threadIdx.x; i < norm.columns; i += blockDim.x) {
@@ -132,85 +143,124 @@ __global__ void __launch_bounds__(kForwardThreads)
 
 constexpr int kBackwardThreads = 512;  // at most, of a block
 
-// R rows at a time, of at most V vectors per thread.
-template <typename T, int N, int R, int V>
-__global__ void __launch_bounds__(kBackwardThreads)
-    backward_kernel(const Norm norm, const NormRows<T> d_y, const NormRows<T> x, const NormRows<T> d_x,
-                    float* partial) {
-  __shared__ float shared[2][kBackwardThreads / kWarp * R];
-  extern __shared__ float weight_sums[];  // rows of a block, columns
-  const int lane = static_cast<int>(threadIdx.x) % norm.lanes;
-  const int group = static_cast<int>(threadIdx.x) / norm.lanes;
-  const int groups = static_cast<int>(blockDim.x) / norm.lanes;
-  const int64_t rows_per_block = int64_t{groups} * R;
-  float d_weight[V][N] = {};
-  int turn = 0;
-  for (int64_t first = blockIdx.x * rows_per_block; first < norm.rows; first += gridDim.x * rows_per_block) {
-    const int64_t first_row = first + int64_t{group} * R;
-    Vector<T, N> of_d_y[R][V], of_x[R][V], of_d_x[R][V];
-    float rstd[R], dot[R] = {};
+template <typename T>
+struct BackwardRows {
+  NormRows<T> d_y, x, d_x;
+};
+
+// What a thread holds of R rows that follow each other.
+template <typename T, int N, int R, int V, bool kAccumulate>
+struct HeldRows {
+  Vector<T, N> d_y[R][V], x[R][V], before[kAccumulate ? R : 1][V];
+  float rstd[R];
+
+  __device__ __forceinline__ void load(const Norm& norm, const BackwardRows<T>& rows, const Columns<N>& columns,
+                                       int64_t first_row, RowIndex index) {
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const bool active = first_row + r < norm.rows;
-      const RowIndex index = row_index(active ? first_row + r : 0, norm.heads);
       rstd[r] = active ? norm.rstd[first_row + r] : 0.0f;
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        const int64_t column = int64_t{v * norm.lanes + lane} * N;
-        of_d_y[r][v].clear();
-        of_x[r][v].clear();
-        of_d_x[r][v].clear();
-        if (!active || column >= norm.columns) continue;
-        of_d_y[r][v].load(d_y.at(index) + column);
-        of_x[r][v].load(x.at(index) + column);
-        if (norm.accumulate) of_d_x[r][v].load(d_x.at(index) + column);
+        d_y[r][v].clear();
+        x[r][v].clear();
+        if (!active || !columns.inside(v)) continue;
+        d_y[r][v].load_once(rows.d_y.at(index) + columns.first(v));
+        x[r][v].load_once(rows.x.at(index) + columns.first(v));
+        if constexpr (kAccumulate) before[r][v].load_once(rows.d_x.at(index) + columns.first(v));
       }
+      index = advanced(index, row_index(1, norm.heads), norm.heads);
     }
+  }
+
+  // Adds the rows' shares to dot, <g, xhat> of each row, and to the weight gradient.
+  __device__ __forceinline__ void reduce(const Vector<T, N> (&weight)[V], float (&dot)[R],
+                                         float (&d_weight)[V][N]) const {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      const int64_t column = int64_t{v * norm.lanes + lane} * N;
-      if (column >= norm.columns) continue;
-      float weight[N];
-      norm.weight.get(column, weight);
+      float factor[N];
+      weight[v].get(factor);
 #pragma unroll
       for (int r = 0; r < R; ++r) {
-        float d[N], xhat[N];
-        of_d_y[r][v].get(d);
-        of_x[r][v].get(xhat);
+        float d[N], values[N];
+        d_y[r][v].get(d);
+        x[r][v].get(values);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          const float d_xhat = d[i] * (xhat[i] * rstd[r]);
-          dot[r] += d_xhat * weight[i];
+          const float d_xhat = d[i] * (values[i] * rstd[r]);
+          dot[r] += d_xhat * factor[i];
           d_weight[v][i] += d_xhat;
         }
       }
     }
-    sum_row(dot, norm.lanes, shared[turn]);
-    turn ^= 1;
+  }
+
+  __device__ __forceinline__ void store(const Norm& norm, const BackwardRows<T>& rows, const Columns<N>& columns,
+                                        const Vector<T, N> (&weight)[V], const float (&dot)[R], int64_t first_row,
+                                        RowIndex index) const {
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const int64_t column = int64_t{v * norm.lanes + lane} * N;
-      if (column >= norm.columns) continue;
-      float weight[N];
-      norm.weight.get(column, weight);
+    for (int r = 0; r < R; ++r) {
+      if (first_row + r >= norm.rows) continue;
+      const float share = rstd[r] * rstd[r] * dot[r] * norm.per_column;
 #pragma unroll
-      for (int r = 0; r < R; ++r) {
-        if (first_row + r >= norm.rows) continue;
-        const float mean = dot[r] / static_cast<float>(norm.columns);
-        float d[N], xhat[N], sum[N];
-        of_d_y[r][v].get(d);
-        of_x[r][v].get(xhat);
-        of_d_x[r][v].get(sum);
+      for (int v = 0; v < V; ++v) {
+        if (!columns.inside(v)) continue;
+        float d[N], values[N], factor[N], sum[N] = {};
+        weight[v].get(factor);
+        d_y[r][v].get(d);
+        x[r][v].get(values);
+        if constexpr (kAccumulate) before[r][v].get(sum);
 #pragma unroll
-        for (int i = 0; i < N; ++i) sum[i] += rstd[r] * (d[i] * weight[i] - xhat[i] * rstd[r] * mean);
-        of_d_x[r][v].set(sum);
-        of_d_x[r][v].store(d_x.at(row_index(first_row + r, norm.heads)) + column);
+        for (int i = 0; i < N; ++i) sum[i] += rstd[r] * (d[i] * factor[i]) - values[i] * share;
+        Vector<T, N> result;
+        result.set(sum);
+        result.store(rows.d_x.at(index) + columns.first(v));
       }
+      index = advanced(index, row_index(1, norm.heads), norm.heads);
     }
+  }
+};
+
+// kPrefetch: the next rows are under way while these are worked on, for blocks that wait for each other in every row.
+// The weight is of type T.
+template <typename T, int N, int R, int V, bool kAccumulate, bool kPrefetch>
+__global__ void __launch_bounds__(kBackwardThreads)
+    backward_kernel(const Norm norm, const BackwardRows<T> rows, float* partial) {
+  __shared__ float shared[2][kBackwardThreads / kWarp * R];
+  extern __shared__ float weight_sums[];  // rows of a block, columns
+  const Columns<N> columns{norm.lanes, static_cast<int>(threadIdx.x) % norm.lanes, static_cast<int>(norm.columns)};
+  const int group = static_cast<int>(threadIdx.x) / norm.lanes;
+  const int groups = static_cast<int>(blockDim.x) / norm.lanes;
+  const int64_t rows_per_block = int64_t{groups} * R;
+  const int64_t step = gridDim.x * rows_per_block;
+  const RowIndex step_index = row_index(step, norm.heads);
+
+  Vector<T, N> weight[V];
+  load_weight(weight, norm, columns);
+  float d_weight[V][N] = {};
+  int64_t first = blockIdx.x * rows_per_block;  // of the block; the group's rows begin `own` further
+  const int64_t own = int64_t{group} * R;
+  RowIndex index = row_index(first + own, norm.heads);
+  HeldRows<T, N, R, V, kAccumulate> held, next;
+  if (first < norm.rows) held.load(norm, rows, columns, first + own, index);
+  for (int turn = 0; first < norm.rows; turn ^= 1) {
+    const RowIndex next_index = advanced(index, step_index, norm.heads);
+    const bool more = first + step < norm.rows;
+    if (kPrefetch && more) next.load(norm, rows, columns, first + step + own, next_index);
+    float dot[R] = {};
+    held.reduce(weight, dot, d_weight);
+    sum_row(dot, norm.lanes, shared[turn]);
+    held.store(norm, rows, columns, weight, dot, first + own, index);
+    if (kPrefetch)
+      held = next;
+    else if (more)
+      held.load(norm, rows, columns, first + step + own, next_index);
+    first += step;
+    index = next_index;
   }
   int64_t first_columns[V];
 #pragma unroll
-  for (int v = 0; v < V; ++v) first_columns[v] = int64_t{v * norm.lanes + lane} * N;
+  for (int v = 0; v < V; ++v) first_columns[v] = columns.first(v);
   leave_partial_row(d_weight, first_columns, norm.columns, group, groups, weight_sums,
                     partial + blockIdx.x * norm.columns);
 }
@@ -218,8 +268,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
 // Rows of any length and alignment, one to a block at a time; the weight gradient grows in the partial row itself.
 template <typename T>
 __global__ void __launch_bounds__(kBackwardThreads)
-    backward_reread_kernel(const Norm norm, const NormRows<T> d_y, const NormRows<T> x, const NormRows<T> d_x,
-                           float* partial) {
+    backward_reread_kernel(const Norm norm, const BackwardRows<T> rows, float* partial) {
   __shared__ float shared[kBackwardThreads / kWarp];
   float* const sums = partial + blockIdx.x * norm.columns;
   for (int64_t i = threadIdx.x; i < norm.columns; i += blockDim.x) sums[i] = 0;
@@ -230,78 +279,58 @@ __global__ void __launch_bounds__(kBackwardThreads)
     for (int64_t i = threadIdx.x; i < norm.columns; i += blockDim.x) {
       float weight[1];
       norm.weight.get(i, weight);
-      const float d_xhat = as_float(d_y.at(index)[i]) * (as_float(x.at(index)[i]) * rstd);
+      const float d_xhat = as_float(rows.d_y.at(index)[i]) * (as_float(rows.x.at(index)[i]) * rstd);
       dot[0] += d_xhat * weight[0];
       sums[i] += d_xhat;
     }
     __syncthreads();  // the row before has read its sum
     sum_block(dot, shared);
-    const float mean = dot[0] / static_cast<float>(norm.columns);
+    const float mean = dot[0] * norm.per_column;
     for (int64_t i = threadIdx.x; i < norm.columns; i += blockDim.x) {
       float weight[1];
       norm.weight.get(i, weight);
-      const float before = norm.accumulate ? as_float(d_x.at(index)[i]) : 0.0f;
-      const float xhat = as_float(x.at(index)[i]) * rstd;
-      const float value[1] = {before + rstd * (as_float(d_y.at(index)[i]) * weight[0] - xhat * mean)};
+      const float before = norm.accumulate ? as_float(rows.d_x.at(index)[i]) : 0.0f;
+      const float xhat = as_float(rows.x.at(index)[i]) * rstd;
+      const float value[1] = {before + rstd * (as_float(rows.d_y.at(index)[i]) * weight[0] - xhat * mean)};
       Vector<T, 1> result;
       result.set(value);
-      result.store(d_x.at(index) + i);
+      result.store(rows.d_x.at(index) + i);
     }
   }
 }
 
-int lanes_for(int64_t vectors) {
-  int lanes = 8;
-  while (lanes < vectors) lanes *= 2;
+// lanes, starting at `least` and doubled, until `vectors` fit at `each` per lane.
+int lanes_for(int64_t vectors, int each, int least) {
+  int lanes = least;
+  while (int64_t{lanes} * each < vectors) lanes *= 2;
   return lanes;
 }
 
-// Few lanes with many vectors each: fewer steps to the sum, and more loads under way in a thread.
-RowThreads forward_threads(int64_t vectors) {
-  constexpr int kMostVectors = 8;
-  const int lanes = lanes_for(ceil_div(vectors, kMostVectors));
-  int held = 1;
-  while (held * lanes < vectors) held *= 2;
-  return {.lanes = lanes, .threads = lanes > kWarp ? lanes : 128, .vectors = held};
-}
-
-// A warp or less for rows of up to 4 vectors per lane, else as small a block as holds them.
-RowThreads backward_threads(int64_t vectors) {
-  if (vectors <= kWarp) return {.lanes = lanes_for(vectors), .threads = 256, .vectors = 1};
-  if (vectors <= 4 * kWarp) return {.lanes = kWarp, .threads = 256, .vectors = vectors <= 2 * kWarp ? 2 : 4};
-  const int held = vectors <= 256 ? 1 : vectors <= 1024 ? 2 : 4;
-  const int threads = static_cast<int>(round_up(ceil_div(vectors, held), kWarp));
-  return {.lanes = threads, .threads = threads, .vectors = held};
-}
-
-template <typename T, int N, int V>
-void launch_forward(cudaStream_t stream, Norm norm, const RowThreads& row, const Tensor& x, const Tensor& y) {
-  norm.lanes = row.lanes;
-  const unsigned int blocks = grid_size(ceil_div(norm.rows, row.threads / row.lanes));
-  forward_kernel<T, N, V><<<blocks, row.threads, 0, stream>>>(norm, NormRows<T>(x), NormRows<T>(y));
+template <typename T, int N, int V, int kLanes>
+void launch_forward(cudaStream_t stream, Norm norm, int lanes, const Tensor& x, const Tensor& y) {
+  norm.lanes = lanes;
+  const int threads = lanes > kWarp ? lanes : 128;
+  const unsigned int blocks = grid_size(ceil_div(norm.rows, threads / lanes));
+  forward_kernel<T, N, V, kLanes><<<blocks, threads, 0, stream>>>(norm, NormRows<T>(x), NormRows<T>(y));
   FARSPAN_CUDA_LAUNCHED();
 }
 
+// Few lanes with many vectors each: fewer steps to the sum, and more loads under way in a thread.
 template <typename T>
 void forward(cudaStream_t stream, const Norm& norm, const Tensor& x, const Tensor& weight, const Tensor& y) {
   constexpr int N = kVectorElements<T>;
-  const RowThreads row = forward_threads(norm.columns / N);
-  if (!holds_vectors(x, N) || !holds_vectors(y, N) || !holds_vectors(weight, N) || row.threads > kForwardThreads) {
+  const int64_t vectors = norm.columns / N;
+  if (!holds_vectors(x, N) || !holds_vectors(y, N) || !holds_vectors(weight, N) || weight.dtype() != x.dtype() ||
+      vectors > 8 * kForwardThreads) {
     const int threads = norm.columns <= 1024 ? 128 : kForwardThreads;
     forward_reread_kernel<T><<<grid_size(norm.rows), threads, 0, stream>>>(norm, NormRows<T>(x), NormRows<T>(y));
     FARSPAN_CUDA_LAUNCHED();
     return;
   }
-  switch (row.vectors) {
-    case 1:
-      return launch_forward<T, N, 1>(stream, norm, row, x, y);
-    case 2:
-      return launch_forward<T, N, 2>(stream, norm, row, x, y);
-    case 4:
-      return launch_forward<T, N, 4>(stream, norm, row, x, y);
-    default:
-      return launch_forward<T, N, 8>(stream, norm, row, x, y);
-  }
+  if (vectors <= 8) return launch_forward<T, N, 2, 4>(stream, norm, 4, x, y);
+  if (vectors <= 16) return launch_forward<T, N, 4, 4>(stream, norm, 4, x, y);
+  if (vectors <= 32) return launch_forward<T, N, 4, 8>(stream, norm, 8, x, y);
+  launch_forward<T, N, 8, 0>(stream, norm, lanes_for(vectors, 8, 8), x, y);
 }
 
 struct BackwardOperands {
@@ -309,16 +338,25 @@ struct BackwardOperands {
   const Tensor& x;
   const Tensor& d_x;
   float* partial;
+
+  template <typename T>
+  BackwardRows<T> rows() const {
+    return {NormRows<T>(d_y), NormRows<T>(x), NormRows<T>(d_x)};
+  }
 };
 
-template <typename T, int N, int R, int V>
-int64_t launch_backward(cudaStream_t stream, Norm norm, const RowThreads& row, const BackwardOperands& operands) {
-  norm.lanes = row.lanes;
-  const int groups = row.threads / row.lanes;
-  const int64_t blocks = std::min<int64_t>(rms_norm_backward_parts(norm.rows), ceil_div(norm.rows, groups * R));
-  const int64_t shared = groups == 1 ? 0 : groups * norm.columns * int64_t{sizeof(float)};
-  backward_kernel<T, N, R, V><<<grid_size(blocks), row.threads, static_cast<size_t>(shared), stream>>>(
-      norm, NormRows<T>(operands.d_y), NormRows<T>(operands.x), NormRows<T>(operands.d_x), operands.partial);
+template <typename T, int N, int R, int V, bool kPrefetch>
+int64_t launch_backward(cudaStream_t stream, Norm norm, int lanes, const BackwardOperands& operands) {
+  norm.lanes = lanes;
+  const int threads = lanes > kWarp ? lanes : 256;
+  const int groups = threads / lanes;
+  // Two blocks of up to 256 threads fit on a multiprocessor, or one larger.
+  const int64_t most = ceil_div(rms_norm_backward_parts(norm.rows), threads > 256 ? 2 : 1);
+  const int64_t blocks = std::min<int64_t>(most, ceil_div(norm.rows, groups * R));
+  const size_t shared = groups == 1 ? 0 : static_cast<size_t>(groups * norm.columns) * sizeof(float);
+  const auto kernel =
+      norm.accumulate ? backward_kernel<T, N, R, V, true, kPrefetch> : backward_kernel<T, N, R, V, false, kPrefetch>;
+  kernel<<<grid_size(blocks), threads, shared, stream>>>(norm, operands.rows<T>(), operands.partial);
   FARSPAN_CUDA_LAUNCHED();
   return blocks;
 }
@@ -327,25 +365,21 @@ int64_t launch_backward(cudaStream_t stream, Norm norm, const RowThreads& row, c
 template <typename T>
 int64_t backward(cudaStream_t stream, const Norm& norm, const Tensor& weight, const BackwardOperands& operands) {
   constexpr int N = kVectorElements<T>;
-  const RowThreads row = backward_threads(norm.columns / N);
-  const bool vectors = holds_vectors(operands.d_y, N) && holds_vectors(operands.x, N) &&
-                       holds_vectors(operands.d_x, N) && holds_vectors(weight, N);
-  if (!vectors || row.threads > kBackwardThreads) {
+  const int64_t vectors = norm.columns / N;
+  if (!holds_vectors(operands.d_y, N) || !holds_vectors(operands.x, N) || !holds_vectors(operands.d_x, N) ||
+      !holds_vectors(weight, N) || weight.dtype() != operands.x.dtype() || vectors > 4 * kBackwardThreads) {
     const int64_t blocks = rms_norm_backward_parts(norm.rows);
     const int threads = norm.columns <= 1024 ? 128 : kBackwardThreads;
-    backward_reread_kernel<T><<<grid_size(blocks), threads, 0, stream>>>(
-        norm, NormRows<T>(operands.d_y), NormRows<T>(operands.x), NormRows<T>(operands.d_x), operands.partial);
+    backward_reread_kernel<T><<<grid_size(blocks), threads, 0, stream>>>(norm, operands.rows<T>(), operands.partial);
     FARSPAN_CUDA_LAUNCHED();
     return blocks;
   }
-  switch (row.vectors) {
-    case 1:
-      return launch_backward<T, N, 4, 1>(stream, norm, row, operands);
-    case 2:
-      return launch_backward<T, N, 2, 2>(stream, norm, row, operands);
-    default:
-      return launch_backward<T, N, 1, 4>(stream, norm, row, operands);
-  }
+  const auto warps = [vectors](int each) { return static_cast<int>(round_up(ceil_div(vectors, each), kWarp)); };
+  if (vectors <= 2 * kWarp) return launch_backward<T, N, 2, 2, false>(stream, norm, lanes_for(vectors, 2, 4), operands);
+  if (vectors <= 4 * kWarp) return launch_backward<T, N, 1, 4, false>(stream, norm, kWarp, operands);
+  if (vectors <= kBackwardThreads) return launch_backward<T, N, 2, 1, true>(stream, norm, warps(1), operands);
+  if (vectors <= 2 * kBackwardThreads) return launch_backward<T, N, 1, 2, true>(stream, norm, warps(2), operands);
+  return launch_backward<T, N, 1, 4, false>(stream, norm, warps(4), operands);
 }
 
 }  // namespace

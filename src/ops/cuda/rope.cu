@@ -40,25 +40,29 @@ struct Apply {
   float sign;
 };
 
-// A block takes blockDim.z tokens; threads (x, y) of a token its vectors of pairs, and its heads in turn.
+// A block takes blockDim.z tokens; threads (x, y) of a token its vectors of pairs, and its heads in turn, two at a
+// time.
 template <typename T, int N, RopeStyle kStyle>
-__global__ void __launch_bounds__(kThreads) apply_kernel(const Apply apply, T* x) {
+__global__ void __launch_bounds__(kThreads, 4) apply_kernel(const Apply apply, T* x) {
   const int64_t vectors = apply.pairs / N;
   const int64_t step = int64_t{gridDim.x} * blockDim.z;
   for (int64_t token = int64_t{blockIdx.x} * blockDim.z + threadIdx.z; token < apply.tokens; token += step) {
     for (int64_t vector = threadIdx.x; vector < vectors; vector += blockDim.x) {
       const int64_t pair = vector * N;
-      float cosine[N], sine[N];
-      load_angles(apply.table, token, pair, apply.pairs, apply.sign, cosine, sine);
-      for (int64_t head = threadIdx.y; head < apply.heads; head += blockDim.y) {
-        T* channels = x + token * apply.token_stride + head * apply.head_stride;
-        HeldPairs<T, N, kStyle> held;
+      for (int64_t head = threadIdx.y; head < apply.heads; head += 2 * blockDim.y) {
+        T* const channels = x + token * apply.token_stride + head * apply.head_stride;
+        T* const others = channels + blockDim.y * apply.head_stride;
+        const bool two = head + blockDim.y < apply.heads;
+        HeldPairs<T, N, kStyle> held, other;
         held.load(channels, pair, apply.pairs);
-        float first[N], second[N];
-        held.get(first, second);
-        turn<kStyle>(first, second, cosine, sine);
-        held.set(first, second);
+        if (two) other.load(others, pair, apply.pairs);
+        float cosine[N], sine[N];
+        load_angles(apply.table, token, pair, apply.pairs, apply.sign, cosine, sine);
+        held.turn(cosine, sine);
         held.store(channels, pair, apply.pairs);
+        if (!two) continue;
+        other.turn(cosine, sine);
+        other.store(others, pair, apply.pairs);
       }
     }
   }
@@ -67,10 +71,11 @@ __global__ void __launch_bounds__(kThreads) apply_kernel(const Apply apply, T* x
 template <typename T, int N, RopeStyle kStyle>
 void launch(cudaStream_t stream, const Apply& apply, T* x) {
   const int64_t vectors = apply.pairs / N;
+  const int64_t head_pairs = ceil_div(apply.heads, 2);
   dim3 block;
   block.x = static_cast<unsigned int>(std::min<int64_t>(vectors, kThreads));
-  const int64_t rounds = ceil_div(apply.heads * block.x, kThreads);
-  block.y = static_cast<unsigned int>(std::min<int64_t>(ceil_div(apply.heads, rounds), kThreads / block.x));
+  const int64_t rounds = ceil_div(head_pairs * block.x, kThreads);
+  block.y = static_cast<unsigned int>(std::min<int64_t>(ceil_div(head_pairs, rounds), kThreads / block.x));
   block.z = std::min(64u, std::max(1u, kThreads / (block.x * block.y)));
   apply_kernel<T, N, kStyle><<<grid_size(ceil_div(apply.tokens, int64_t{block.z})), block, 0, stream>>>(apply, x);
   FARSPAN_CUDA_LAUNCHED();

@@ -21,29 +21,6 @@ struct PairColumns {
   }
 };
 
-template <typename T, int N, RopeStyle kStyle>
-struct HeldPairs {
-  using Columns = PairColumns<N, kStyle>;
-  Vector<T, N> first, second;
-
-  __device__ __forceinline__ void load(const T* channels, int64_t pair, int64_t pairs) {
-    first.load(channels + Columns::first(pair));
-    second.load(channels + Columns::second(pair, pairs));
-  }
-  __device__ __forceinline__ void store(T* channels, int64_t pair, int64_t pairs) const {
-    first.store(channels + Columns::first(pair));
-    second.store(channels + Columns::second(pair, pairs));
-  }
-  __device__ __forceinline__ void get(float (&a)[N], float (&b)[N]) const {
-    first.get(a);
-    second.get(b);
-  }
-  __device__ __forceinline__ void set(const float (&a)[N], const float (&b)[N]) {
-    first.set(a);
-    second.set(b);
-  }
-};
-
 __device__ __forceinline__ void turn_pair(float& x, float& y, float cosine, float sine) {
   const float turned = x * cosine - y * sine;
   y = y * cosine + x * sine;
@@ -52,7 +29,8 @@ __device__ __forceinline__ void turn_pair(float& x, float& y, float cosine, floa
 
 // a, b: the two vectors of N pairs.
 template <RopeStyle kStyle, int N>
-__device__ __forceinline__ void turn(float (&a)[N], float (&b)[N], const float (&cosine)[N], const float (&sine)[N]) {
+__device__ __forceinline__ void turn_pairs(float (&a)[N], float (&b)[N], const float (&cosine)[N],
+                                           const float (&sine)[N]) {
   if constexpr (kStyle == RopeStyle::half_split || N == 1) {
 #pragma unroll
     for (int i = 0; i < N; ++i) turn_pair(a[i], b[i], cosine[i], sine[i]);
@@ -64,6 +42,39 @@ __device__ __forceinline__ void turn(float (&a)[N], float (&b)[N], const float (
     }
   }
 }
+
+template <typename T, int N, RopeStyle kStyle>
+struct HeldPairs {
+  using Columns = PairColumns<N, kStyle>;
+  Vector<T, N> first, second;
+
+  __device__ __forceinline__ void load(const T* channels, int64_t pair, int64_t pairs) {
+    first.load_once(channels + Columns::first(pair));
+    second.load_once(channels + Columns::second(pair, pairs));
+  }
+  __device__ __forceinline__ void clear() {
+    first.clear();
+    second.clear();
+  }
+  __device__ __forceinline__ void store(T* channels, int64_t pair, int64_t pairs) const {
+    first.store(channels + Columns::first(pair));
+    second.store(channels + Columns::second(pair, pairs));
+  }
+  __device__ __forceinline__ void get(float (&a)[N], float (&b)[N]) const {
+    first.get(a);
+    second.get(b);
+  }
+  __device__ __forceinline__ void turn(const float (&cosine)[N], const float (&sine)[N]) {
+    float a[N], b[N];
+    get(a, b);
+    turn_pairs<kStyle>(a, b, cosine, sine);
+    set(a, b);
+  }
+  __device__ __forceinline__ void set(const float (&a)[N], const float (&b)[N]) {
+    first.set(a);
+    second.set(b);
+  }
+};
 
 // The entries of the pairs from `pair` on in a (T, 2, pairs) table; sign -1 turns back.
 template <int N>

@@ -28,13 +28,12 @@ TensorMap heads_map(const HeadsView& view, int tokens, int heads, int head_size,
   const cuuint32_t box[3] = {64, 1, static_cast<cuuint32_t>(rows)};
   const cuuint32_t steps[3] = {1, 1, 1};
   TensorMap map;
-  const CUresult result =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, view.data, sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, view.data, sizes, strides, box, steps,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   FARSPAN_CHECK(result == CUDA_SUCCESS,
-                "CUDA: cuTensorMapEncodeTiled failed with {} for ({}, {}, {}), strides {} and {}", static_cast<int>(result),
-                tokens, heads, head_size, view.token_stride, view.head_stride);
+                "CUDA: cuTensorMapEncodeTiled failed with {} for ({}, {}, {}), strides {} and {}",
+                static_cast<int>(result), tokens, heads, head_size, view.token_stride, view.head_stride);
   return map;
 }
 

@@ -46,6 +46,18 @@ struct Vector {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) words[i] = reinterpret_cast<const Word*>(from)[i];
   }
+  // For what is read once: leaves the first-level cache to what all threads share.
+  __device__ __forceinline__ void load_once(const T* from) {
+    if constexpr (std::is_same_v<Word, uint4>) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i)
+        asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(words[i].x), "=r"(words[i].y), "=r"(words[i].z), "=r"(words[i].w)
+                     : "l"(reinterpret_cast<const Word*>(from) + i));
+    } else {
+      load(from);
+    }
+  }
   __device__ __forceinline__ void store(T* to) const {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) reinterpret_cast<Word*>(to)[i] = words[i];
@@ -125,7 +137,9 @@ inline bool holds_vectors(const Tensor& tensor, int n) {
 // Sums x over the `lanes` (a power of two, at most a warp) threads that follow each other; each of them gets the sum.
 // All threads of the warp take part.
 __device__ __forceinline__ float sum_lanes(float x, int lanes = kWarp) {
-  for (int offset = lanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2)
+    if (offset < lanes) x += __shfl_xor_sync(0xffffffffu, x, offset);
   return x;
 }
 

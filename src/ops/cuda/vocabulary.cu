@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) statistics_of_rows(const Part part, 
       load_four<kVectors>(logits, i + g * kThreads * 4, part.columns, x[g], kMinusInfinity);
     all.add(reinterpret_cast<const float(&)[kGroup * 4]>(x));
   }
-  all.combine_block(of_warps);
+  all.combine_block<kThreads / kWarp>(of_warps);
   if (threadIdx.x != 0) return;
   lse[row] = static_cast<float>(static_cast<double>(all.maximum) + static_cast<double>(logf(all.sum)));
   const int64_t column = part.column_of(target);

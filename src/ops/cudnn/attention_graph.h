@@ -29,14 +29,14 @@ enum class Diagonal { none, top_left, bottom_right };
 struct AttentionGraphShape {
   bool backward = false;
   Diagonal diagonal = Diagonal::none;
-  int64_t documents = 0;      // 0: one block; else the batch, and tables are read
+  int64_t documents = 0;  // 0: one block; else the batch, and tables are read
   int64_t queries = 0;
   int64_t keys = 0;
   int64_t total_queries = 0;  // documents: bounds of the tokens in the tensors
   int64_t total_keys = 0;
   int64_t head_size = 0;
   float scale = 1;
-  int64_t lse_stride = 0;     // from head to head
+  int64_t lse_stride = 0;  // from head to head
   HeadsLayout query, key, value, out;
   HeadsLayout d_out, d_query, d_key, d_value;  // backward
   auto operator<=>(const AttentionGraphShape&) const = default;

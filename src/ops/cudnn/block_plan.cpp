@@ -10,8 +10,9 @@
 namespace farspan::cuda {
 namespace {
 
-// A rectangle of a length that is a multiple of this gets graphs of its own. Rows and what ranks own of them are cut into
-// such lengths; documents end anywhere, and a graph for each of their lengths would take longer to make than to run.
+// A rectangle of a length that is a multiple of this gets graphs of its own. Rows and what ranks own of them are cut
+// into such lengths; documents end anywhere, and a graph for each of their lengths would take longer to make than to
+// run.
 constexpr int64_t kRectangleTokens = 16;
 
 int64_t next_power_of_two(int64_t x) {
@@ -27,10 +28,19 @@ int64_t table_entries(int64_t documents) {
   return power >= 4 && power / 4 * 3 >= documents ? power / 4 * 3 : power;
 }
 
+// A single key that all see, or a single query that sees all, is causal too.
 bool has_diagonal(const AttentionPart& part, Diagonal diagonal) {
-  if (diagonal == Diagonal::none) return part.form == PartForm::plain;
-  if (part.form != PartForm::causal) return false;
-  return part.first_keys == (diagonal == Diagonal::top_left ? 1 : part.keys() - part.queries() + 1);
+  const bool plain = part.form == PartForm::plain;
+  if (!plain && part.form != PartForm::causal) return false;
+  switch (diagonal) {
+    case Diagonal::none:
+      return plain;
+    case Diagonal::top_left:
+      return plain ? part.keys() == 1 : part.first_keys == 1;
+    case Diagonal::bottom_right:
+      return plain ? part.queries() == 1 : part.first_keys == part.keys() - part.queries() + 1;
+  }
+  return false;
 }
 
 std::vector<RectangleCall> rectangles_of(const Document& whole, Diagonal diagonal) {
@@ -48,8 +58,7 @@ std::vector<RectangleCall> rectangles_of(const Document& whole, Diagonal diagona
 // Documents of like length together, since a call's grid is made for its longest.
 std::vector<DocumentsCall> documents_calls(const std::vector<Document>& documents) {
   std::map<std::pair<int64_t, int64_t>, std::vector<Document>> by_length;
-  for (const Document& d : documents)
-    by_length[{next_power_of_two(d.queries), next_power_of_two(d.keys)}].push_back(d);
+  for (const Document& d : documents) by_length[{next_power_of_two(d.queries), next_power_of_two(d.keys)}].push_back(d);
   std::vector<DocumentsCall> calls;
   for (const auto& [lengths, alike] : by_length)
     for (auto begin = alike.begin(); begin != alike.end();) {

@@ -77,9 +77,8 @@ class Rectangles {
   // Segment by segment, queries ascending, so that sums have one order.
   void separate() {
     for (size_t segment = 0; segment < keys_.segments.size(); ++segment) {
-      auto span = std::partition_point(spans().begin(), spans().end(), [&](const QuerySpan& s) {
-        return s.sees.end <= positions(segment).begin;
-      });
+      auto span = std::partition_point(spans().begin(), spans().end(),
+                                       [&](const QuerySpan& s) { return s.sees.end <= positions(segment).begin; });
       for (; span != spans().end() && span->sees.begin < positions(segment).end; ++span) {
         const auto i = static_cast<size_t>(span - spans().begin());
         if (pairs(i, segment) > 0) list_.push_back({i, i + 1, segment, segment + 1, pairs(i, segment)});
@@ -89,8 +88,8 @@ class Rectangles {
 
   // Segments that a span sees all of become one rectangle, with the next one that it sees in part. Their keys may then
   // be taken to stand right before that one's: no query of the span can tell. Rectangles of neighbouring spans that see
-  // all of the same segments become one. The last queries come first: they see most keys, so that most gradients of keys
-  // begin with their block.
+  // all of the same segments become one. The last queries come first: they see most keys, so that most gradients of
+  // keys begin with their block.
   void join() {
     for (size_t span = spans().size(); span-- > 0;)
       for (size_t segment = 0; segment < keys_.segments.size();) {
@@ -164,8 +163,8 @@ BlockPart part_of(const AttentionCall& call, const KeyBlock& keys, const Rectang
   const LocalSpan& first = spans[r.first_span].queries;
   const LocalSpan& last = spans[r.last_span - 1].queries;
   BlockPart part;
-  part.queries = {row, {first.local_begin, last.local_begin + last.positions.length()},
-                  query_heads(call.shape, keys.heads)};
+  part.queries = {
+      row, {first.local_begin, last.local_begin + last.positions.length()}, query_heads(call.shape, keys.heads)};
   part.keys = tokens_of_segments(keys, r.first_segment, r.last_segment);
   for (size_t span = r.first_span; span < r.last_span; ++span)
     for (VisibleRun run : spans[span].runs) {
@@ -250,9 +249,23 @@ class KeyGradients {
   std::vector<bool> written_;
 };
 
+// A row may be dealt to the ranks in longer spans than the one that is recorded.
+void plan_largest_block(const AttentionCall& call) {
+  if (call.ranks() == 1 || !call.device.targets_cuda()) return;
+  AttentionBlock block;
+  block.query = entry(call.query, 0);
+  block.key = entry(call.key, 0);
+  block.value = entry(call.value, 0);
+  block.lo = entry(call.lo, 0);
+  block.hi = entry(call.hi, 0);
+  block.dropout = call.dropout;
+  attention_plan_scratch(call.device, block);
+}
+
 }  // namespace
 
 void AttentionCall::prepare() {
+  plan_largest_block(*this);
   query_spans.assign(static_cast<size_t>(rows.count()), {});
   blind_spans.assign(query_spans.size(), {});
   for (size_t row = 0; row < query_spans.size(); ++row)
@@ -265,13 +278,6 @@ void AttentionCall::prepare() {
       query_spans[row].push_back({span, sees, {}});
       if (device.targets_cuda()) query_spans[row].back().runs = rows.masks[row].visible_runs(span.positions);
     }
-}
-
-bool AttentionCall::one_block_a_row() const {
-  if (ranks() > 1) return false;
-  for (size_t row = 0; row < query_spans.size(); ++row)
-    if (query_spans[row].size() + blind_spans[row].size() > 1) return false;
-  return true;
 }
 
 MetQueries::MetQueries(const AttentionCall& call) : heads_(static_cast<size_t>(call.shape.kv_heads)) {
@@ -331,12 +337,12 @@ void attend_backward(const AttentionCall& call, MetQueries& met, const OutputGra
   for_each_block(call, met, keys, [&](const BlockPart& part, const Rectangle& rectangle) {
     const QueryPart& queries = part.queries;
     const Accumulate d_query_use = part.is_first ? Accumulate::no : Accumulate::yes;
-    attention_block_backward(call.device, part.block, gradient.out.defined() ? queries.of_heads(gradient.out) : Tensor(),
-                             queries.of_heads(gradient.d_out), queries.of_scalars(gradient.lse),
-                             gradient.delta.defined() ? queries.of_scalars(gradient.delta) : Tensor(), d_query_use,
-                             key_gradients.begin(rectangle), queries.of_heads(gradient.d_query),
-                             d_key.slice(0, part.keys.begin, part.keys.end),
-                             d_value.slice(0, part.keys.begin, part.keys.end));
+    attention_block_backward(
+        call.device, part.block, gradient.out.defined() ? queries.of_heads(gradient.out) : Tensor(),
+        queries.of_heads(gradient.d_out), queries.of_scalars(gradient.lse),
+        gradient.delta.defined() ? queries.of_scalars(gradient.delta) : Tensor(), d_query_use,
+        key_gradients.begin(rectangle), queries.of_heads(gradient.d_query),
+        d_key.slice(0, part.keys.begin, part.keys.end), d_value.slice(0, part.keys.begin, part.keys.end));
   });
   key_gradients.finish();
 }

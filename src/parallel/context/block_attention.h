@@ -59,8 +59,6 @@ struct AttentionCall {
   // Whether neighbouring blocks are attended to as one: on a GPU, where every result that is added to another has to be
   // read and written again. Dropout is drawn by position, and what is joined does not stand together in the row.
   bool joins_blocks() const { return device.targets_cuda() && dropout.probability == 0; }
-  // Whether one block a row is all there is to it: this rank owns every key, and its tokens are one span of the row.
-  bool one_block_a_row() const;
 };
 
 // Which queries, of which heads, no block has met yet in a pass: the first one begins what those that follow add to.

@@ -76,14 +76,22 @@ ContextAttentionShape traded_shape(const ContextAttentionShape& shape, const Hea
   return traded;
 }
 
-// Query, key and value heads, side by side in one tensor (B, n s, A' + 2 K' [+ A'], D): the last ones are d_out's.
+// Query, key and value heads, side by side in one tensor (B, n s, A' + 2 K' [+ A' [+ A']], D): those behind are d_out's
+// and out's.
 struct TradedHeads {
-  Tensor query, key, value, d_out;
-  TradedHeads(const Tensor& whole, int64_t heads, int64_t kv_heads)
-      : query(whole.slice(2, 0, heads)),
-        key(whole.slice(2, heads, heads + kv_heads)),
-        value(whole.slice(2, heads + kv_heads, heads + 2 * kv_heads)),
-        d_out(whole.slice(2, heads + 2 * kv_heads, whole.dim(2))) {}
+  Tensor query, key, value, d_out, out;
+  TradedHeads(const Tensor& whole, int64_t heads, int64_t kv_heads) {
+    int64_t begin = 0;
+    const auto take = [&](Tensor& part, int64_t count) {
+      if (begin < whole.dim(2)) part = whole.slice(2, begin, begin + count);
+      begin += count;
+    };
+    take(query, heads);
+    take(key, kv_heads);
+    take(value, kv_heads);
+    take(d_out, heads);
+    take(out, heads);
+  }
 };
 
 }  // namespace
@@ -141,6 +149,7 @@ struct ContextAttention::Inputs {
 };
 
 struct ContextAttention::Gradients {
+  const Tensor& out;
   const Tensor& d_out;
   Tensor d_query;
   Tensor d_key;
@@ -170,6 +179,10 @@ void ContextAttention::check(const Inputs& x) const {
                 "context attention: dropout needs the ids of {} rows, found {}", rows, x.mask.row_ids.size());
 }
 
+bool ContextAttention::writes_results(const Device& device) const {
+  return attention_writes_rounded(device) && (key_group_ == nullptr || key_group_->size() == 1);
+}
+
 void ContextAttention::attend(const AttentionCall& call, const Tensor& state, const Tensor& lse) const {
   run_forward(call, schedule_of(call, comm_type_, Pass::forward, all_gather_), state, lse);
 }
@@ -195,7 +208,7 @@ void ContextAttention::forward(Device& device, Arena& arena, const BatchMask& ma
 void ContextAttention::forward_own_heads(const Inputs& x, const Tensor& out, const Tensor& lse) const {
   AttentionCall call = x.call(key_group_, shape_);
   call.prepare();
-  if (writes_results(call)) return attend(call, out, lse);
+  if (writes_results(x.device)) return attend(call, out, lse);
   const Fp32Sum state(x.arena, "attention.running_out", out);
   attend(call, state.tensor(), lse);
   state.round(x.device);
@@ -210,7 +223,8 @@ void ContextAttention::forward_traded_heads(const Inputs& x, const Tensor& out, 
                          HeadExchange::Part{x.value, &HeadExchange::kv_heads_of}};
   Buffer inputs = heads.to_heads("attention forward query/key/value", parts);
   const TradedHeads traded(inputs, heads.heads(), heads.kv_heads());
-  const Buffer state = x.arena.take("attention.running_out", DType::f32, traded.query.shape(), Purpose::workspace);
+  const DType state_dtype = writes_results(x.device) ? out.dtype() : DType::f32;
+  const Buffer state = x.arena.take("attention.running_out", state_dtype, traded.query.shape(), Purpose::workspace);
   const Buffer state_lse = x.arena.take("attention.running_lse", DType::f32,
                                         {x.query.dim(0), heads.heads(), heads.tokens()}, Purpose::workspace);
   {
@@ -236,20 +250,27 @@ void ContextAttention::backward(Device& device, Arena& arena, const BatchMask& m
   check_tensor("d_query", d_query, query.dtype(), query.shape());
   check_tensor("d_key", d_key, query.dtype(), key.shape());
   check_tensor("d_value", d_value, query.dtype(), value.shape());
-  const Gradients d{d_out, d_query, d_key, d_value};
-  Buffer delta = arena.take("attention.delta", DType::f32, lse.shape(), Purpose::workspace);
-  write_delta(device, out, d_out, delta.tensor());
+  const Gradients d{out, d_out, d_query, d_key, d_value};
+  // A GPU's attention makes delta from out where it needs it. Traded, delta is less to move than out, and out is only
+  // moved for the implementation that reads it, cuDNN's.
+  const bool reads_out = attention_writes_rounded(device) && (head_group_ == nullptr || query.dtype() == DType::bf16);
+  Buffer delta;
+  if (!reads_out) {
+    delta = arena.take("attention.delta", DType::f32, lse.shape(), Purpose::workspace);
+    write_delta(device, out, d_out, delta.tensor());
+  }
   if (head_group_ == nullptr)
-    backward_own_heads(x, d, out, lse, delta);
+    backward_own_heads(x, d, lse, delta);
   else
     backward_traded_heads(x, d, lse, std::move(delta));
 }
 
-void ContextAttention::backward_own_heads(const Inputs& x, const Gradients& d, const Tensor& out, const Tensor& lse,
+void ContextAttention::backward_own_heads(const Inputs& x, const Gradients& d, const Tensor& lse,
                                           const Tensor& delta) const {
   AttentionCall call = x.call(key_group_, shape_);
   call.prepare();
-  if (writes_results(call)) return attend_backward(call, {out, d.d_out, lse, delta, d.d_query}, d.d_key, d.d_value);
+  const Tensor out = delta.defined() ? Tensor() : d.out;
+  if (writes_results(x.device)) return attend_backward(call, {out, d.d_out, lse, delta, d.d_query}, d.d_key, d.d_value);
   const Fp32Sum d_query(x.arena, "attention.d_query_sum", d.d_query);
   attend_backward(call, {out, d.d_out, lse, delta, d_query.tensor()}, d.d_key, d.d_value);
   d_query.round(x.device);
@@ -260,24 +281,30 @@ void ContextAttention::backward_traded_heads(const Inputs& x, const Gradients& d
   const int n = head_group_->size();
   const int group = groups_.cp->rank() / n;
   const HeadExchange heads(x.device, x.arena, *head_group_, x.mask.layouts, group * n, shape_);
-  const std::array parts{
+  std::vector parts{
       HeadExchange::Part{x.query, &HeadExchange::heads_of}, HeadExchange::Part{x.key, &HeadExchange::kv_heads_of},
       HeadExchange::Part{x.value, &HeadExchange::kv_heads_of}, HeadExchange::Part{d.d_out, &HeadExchange::heads_of}};
+  std::vector<Tensor> local_scalars{lse};
+  if (delta.taken())
+    local_scalars.push_back(delta);
+  else
+    parts.push_back({d.out, &HeadExchange::heads_of});
   Buffer inputs = heads.to_heads("attention backward query/key/value/d_out", parts);
   const TradedHeads traded(inputs, heads.heads(), heads.kv_heads());
-  const std::array<Tensor, 2> local_scalars{lse, delta};
   std::vector<Buffer> scalars = heads.scalars_to_heads("attention backward log-sum-exp/delta", local_scalars);
   delta.release();
   const int64_t K = heads.kv_heads();
-  const Buffer d_query = x.arena.take("attention.d_query_sum", DType::f32, traded.query.shape(), Purpose::workspace);
-  const Buffer d_key_value = x.arena.take("attention.d_key_value_sum", DType::f32,
+  const DType sum_dtype = writes_results(x.device) ? x.query.dtype() : DType::f32;
+  const Buffer d_query = x.arena.take("attention.d_query_sum", sum_dtype, traded.query.shape(), Purpose::workspace);
+  const Buffer d_key_value = x.arena.take("attention.d_key_value_sum", heads.shares_kv_heads() ? DType::f32 : sum_dtype,
                                           {x.query.dim(0), heads.tokens(), 2 * K, shape_.head_dim}, Purpose::workspace);
   {
     const TradedRows rows(x.device, x.arena, x.mask, n, group);
     AttentionCall call = x.call(key_group_, traded_shape(shape_, heads), rows, traded);
     call.prepare();
-    attend_backward(call, {Tensor(), traded.d_out, scalars[0], scalars[1], d_query}, d_key_value.tensor().slice(2, 0, K),
-                    d_key_value.tensor().slice(2, K, 2 * K));
+    const Tensor traded_delta = scalars.size() > 1 ? scalars[1].tensor() : Tensor();
+    attend_backward(call, {traded.out, traded.d_out, scalars[0], traded_delta, d_query},
+                    d_key_value.tensor().slice(2, 0, K), d_key_value.tensor().slice(2, K, 2 * K));
   }
   scalars.clear();
   inputs.release();

@@ -23,8 +23,9 @@
 //   a2a, n = cp       forward   (n-1) s [(2 A/n + 2 K') D b + 4 A/n]          q, k, v in; out, lse back
 //                     backward  (n-1) s [(3 A/n + 2 K') D b + 8 A/n + 2 K' D w]
 //   q, k, v, d_out, lse, delta in (they are moved again rather than kept); d_q, d_k, d_v back. K' = max(1, K/n)
-//   key/value heads on a rank; w = b, or 4 where n > K: shared heads' gradients are summed in fp32.
-//   a2a+p2p: a2a with n = inner, and p2p over outer ranks with s' = n s tokens and K' heads.
+//   key/value heads on a rank; w = b, or 4 where n > K: shared heads' gradients are summed in fp32. On a GPU in bf16
+//   out is moved instead of delta: backward (n-1) s [(4 A/n + 2 K') D b + 4 A/n + 2 K' D w]. a2a+p2p: a2a with n =
+//   inner, and p2p over outer ranks with s' = n s tokens and K' heads.
 //
 // Ring: Liu et al., Ring Attention (2023). All-gather: Llama 3 (2024), section 3.3.2. a2a: Jacobs et al., DeepSpeed
 // Ulysses (2023). Both levels: Fang and Zhao, USP (2024). fp32 state, sending only what is seen: this project.
@@ -91,9 +92,11 @@ class ContextAttention {
   // Without and with trading tokens for heads first.
   void forward_own_heads(const Inputs& x, const Tensor& out, const Tensor& lse) const;
   void forward_traded_heads(const Inputs& x, const Tensor& out, const Tensor& lse) const;
-  void backward_own_heads(const Inputs& x, const Gradients& d, const Tensor& out, const Tensor& lse,
-                          const Tensor& delta) const;
+  void backward_own_heads(const Inputs& x, const Gradients& d, const Tensor& lse, const Tensor& delta) const;
   void backward_traded_heads(const Inputs& x, const Gradients& d, const Tensor& lse, Buffer delta) const;
+  // Whether each result is written once and in the caller's dtype, without a running state or a sum: on a device that
+  // can, where one rank has all keys of its heads.
+  bool writes_results(const Device& device) const;
   // On the tokens and heads of `call`, prepared: the running state of all its keys; all its gradients.
   void attend(const AttentionCall& call, const Tensor& state, const Tensor& lse) const;
   void attend_backward(const AttentionCall& call, const OutputGradient& gradient, const Tensor& d_key,

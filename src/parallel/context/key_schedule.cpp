@@ -8,13 +8,11 @@
 namespace farspan {
 namespace {
 
-// Below this a piece is not worth the meeting of the ranks that it costs.
-constexpr int64_t kLeastPieceTokens = 256;
 // Pieces of a hop. Three buffers of a quarter hold less than the two whole ones of a ring that passes keys on.
 constexpr int64_t kPiecesPerHop = 4;
 
-int64_t piece_tokens(int64_t tokens) {
-  return std::max(ceil_div(tokens, kPiecesPerHop), std::min(tokens, kLeastPieceTokens));
+int64_t piece_tokens(int64_t tokens, int64_t least) {
+  return std::max(ceil_div(tokens, kPiecesPerHop), std::min(tokens, least));
 }
 
 Parcel parcel_of(int peer, std::vector<Segment> segments) {
@@ -59,8 +57,8 @@ bool anybody_needs_anything(const KeyNeeds& needs, int ranks) {
 
 }  // namespace
 
-ScheduleSizes p2p_sizes(int64_t own_tokens, int ranks, const ContextAttentionShape& shape) {
-  const int64_t piece = piece_tokens(own_tokens);
+ScheduleSizes p2p_sizes(int64_t own_tokens, int ranks, const ContextAttentionShape& shape, int64_t least_piece_tokens) {
+  const int64_t piece = piece_tokens(own_tokens, least_piece_tokens);
   return {.heads = shape.kv_heads,
           .capacity = checked_mul(piece, shape.kv_heads),
           .several = ranks > 2 || piece < own_tokens,
@@ -93,7 +91,8 @@ int64_t buffer_bytes(const ScheduleSizes& sizes, const ContextAttentionShape& sh
 KeySchedule p2p_schedule(const AttentionCall& call) {
   const int ranks = call.ranks();
   const int me = call.rank();
-  KeySchedule schedule{p2p_sizes(call.rows.count() * call.local_length(), ranks, call.shape), {}};
+  const int64_t least = call.device.targets_cuda() ? kLeastPieceTokensOnGpu : kLeastPieceTokens;
+  KeySchedule schedule{p2p_sizes(call.rows.count() * call.local_length(), ranks, call.shape, least), {}};
   const Span heads{0, schedule.sizes.heads};
   const int64_t piece = schedule.sizes.capacity / schedule.sizes.heads;
 

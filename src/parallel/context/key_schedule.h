@@ -50,8 +50,14 @@ struct ScheduleSizes {
 
 enum class Pass { forward, backward };
 
+// Below this a piece is not worth the meeting of the ranks that it costs; on a GPU the result of each piece is added to
+// the running state by reading and writing that once, which costs 2 % of the time of a block of this many keys.
+inline constexpr int64_t kLeastPieceTokens = 256;
+inline constexpr int64_t kLeastPieceTokensOnGpu = 16384;
+
 // `own_tokens`: B s, tokens of all rows on one rank.
-ScheduleSizes p2p_sizes(int64_t own_tokens, int ranks, const ContextAttentionShape& shape);
+ScheduleSizes p2p_sizes(int64_t own_tokens, int ranks, const ContextAttentionShape& shape,
+                        int64_t least_piece_tokens = kLeastPieceTokens);
 ScheduleSizes all_gather_sizes(int64_t own_tokens, int ranks, const ContextAttentionShape& shape, DType dtype,
                                Pass pass, const AllGatherOptions& options);
 // Bytes of all communication buffers of a pass: keys and values, and in backward fp32 gradients.
@@ -81,13 +87,11 @@ class KeyNeeds {
 KeySchedule p2p_schedule(const AttentionCall& call);
 KeySchedule all_gather_schedule(const AttentionCall& call, Pass pass, const AllGatherOptions& options);
 
-// Whether `out`, d_query, d_key and d_value may be given in the query's dtype and are written once, without a running
-// state or a sum: on a device that can, where there is one block a row.
-bool writes_results(const AttentionCall& call);
-
 // Runs a schedule: this rank's own keys, then those of the steps in order. Forward writes the running state
-// out (B, s, A, D) f32, lse (B, A, s) f32. Backward writes gradient.d_query and d_key, d_value (B, s, K, D),
-// in fp32 or the key's dtype: the own share first, then the visitors' in the order of the steps and their sends.
+// out (B, s, A, D) f32, lse (B, A, s) f32. Backward writes gradient.d_query, f32, and d_key, d_value (B, s, K, D), in
+// fp32 or the key's dtype: the own share first, then the visitors' in the order of the steps and their sends. Where one
+// rank has all keys and the device writes rounded results (attention_writes_rounded), out and d_query may be of the
+// query's dtype, and no sum is made.
 void run_forward(const AttentionCall& call, const KeySchedule& schedule, Tensor out, Tensor lse);
 void run_backward(const AttentionCall& call, const KeySchedule& schedule, const OutputGradient& gradient, Tensor d_key,
                   Tensor d_value);

@@ -135,8 +135,9 @@ void for_each_received(const KeySchedule& schedule, const KeyTravel& travel, siz
       size_t count = 0;
       int64_t end = begin;
       for (; count < left.size() && left[count].row == left[0].row; ++count) end += left[count].tokens();
-      body(p, KeyBlock{left.first(count), step.heads, tokens_of(parcels[p], 0, {begin, end}),
-                       tokens_of(parcels[p], 1, {begin, end})},
+      body(p,
+           KeyBlock{left.first(count), step.heads, tokens_of(parcels[p], 0, {begin, end}),
+                    tokens_of(parcels[p], 1, {begin, end})},
            Span{begin, end});
       left = left.subspan(count);
       begin = end;
@@ -156,7 +157,9 @@ class GradientTravel {
         received_(call, schedule, "attention.received_d_key_value", DType::f32, 1) {}
 
   // Where the gradients of what step i brought are to be written, by received parcel.
-  std::vector<Tensor> sums(size_t i) const { return computed(i); }
+  std::vector<Tensor> computed(size_t i) const {
+    return computed_.parcels(i, schedule_.steps[i].receives, schedule_.steps[i].heads);
+  }
 
   // Sends home what step i added up, once the step before it has been taken in.
   void send(size_t i) {
@@ -185,9 +188,6 @@ class GradientTravel {
   }
 
  private:
-  std::vector<Tensor> computed(size_t i) const {
-    return computed_.parcels(i, schedule_.steps[i].receives, schedule_.steps[i].heads);
-  }
   std::vector<Tensor> received(size_t i) const {
     return received_.parcels(i, schedule_.steps[i].sends, schedule_.steps[i].heads);
   }
@@ -215,7 +215,7 @@ void run_backward_into(const AttentionCall& call, const KeySchedule& schedule, c
   attend_own_backward(call, met, gradient, d_key, d_value);
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     travel.arrive(i);
-    const std::vector<Tensor> sums = home.sums(i);
+    const std::vector<Tensor> sums = home.computed(i);
     for_each_received(schedule, travel, i, [&](size_t parcel, const KeyBlock& keys, Span tokens) {
       attend_backward(call, met, gradient, keys, tokens_of(sums[parcel], 0, tokens),
                       tokens_of(sums[parcel], 1, tokens));
@@ -226,10 +226,6 @@ void run_backward_into(const AttentionCall& call, const KeySchedule& schedule, c
 }
 
 }  // namespace
-
-bool writes_results(const AttentionCall& call) {
-  return attention_writes_rounded(call.device) && call.one_block_a_row();
-}
 
 void run_forward(const AttentionCall& call, const KeySchedule& schedule, Tensor out, Tensor lse) {
   MetQueries met(call);
@@ -247,8 +243,8 @@ void run_forward(const AttentionCall& call, const KeySchedule& schedule, Tensor 
 
 void run_backward(const AttentionCall& call, const KeySchedule& schedule, const OutputGradient& gradient, Tensor d_key,
                   Tensor d_value) {
-  if (writes_results(call) || d_key.dtype() == DType::f32)
-    return run_backward_into(call, schedule, gradient, d_key, d_value);
+  const bool written_once = call.ranks() == 1 && attention_writes_rounded(call.device);
+  if (written_once || d_key.dtype() == DType::f32) return run_backward_into(call, schedule, gradient, d_key, d_value);
   const Buffer sum = call.arena.take("attention.d_key_value_sum", DType::f32,
                                      {2, d_key.dim(0), d_key.dim(1), d_key.dim(2), d_key.dim(3)}, Purpose::workspace);
   run_backward_into(call, schedule, gradient, entry(sum, 0), entry(sum, 1));

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// Context-parallel attention on one GPU: what all ranks compute, one after the other, beside one rank alone.
+//
+//   cuda_context_attention_bench [part of the cases' names] [seconds for each figure]
+//
+// The ranks' keys come from a communicator that moves nothing, so a figure holds the blocks, the merges of their
+// results and the packing of what would travel, and no transfer. Variants take turns, each for so long that the GPU's
+// power limit shows. A plain program: the benchmark library need not be where the GPU is.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "comm/dry/dry_communicator.h"
+#include "config/names.h"
+#include "parallel/balanced_layout.h"
+#include "parallel/context/context_attention.h"
+#include "parallel/deal.h"
+
+namespace farspan {
+namespace {
+
+struct Case {
+  std::string name;
+  int64_t tokens;
+  int64_t heads, kv_heads, head_dim;
+  std::vector<Span> documents;
+
+  double pairs() const {
+    double pairs = 0;
+    for (Span d : documents) pairs += 0.5 * static_cast<double>(d.length()) * static_cast<double>(d.length() + 1);
+    return pairs;
+  }
+  // Forward's; backward takes 2.5 times as many.
+  double flops() const { return 4 * static_cast<double>(heads * head_dim) * pairs(); }
+};
+
+struct Variant {
+  int cp = 1;
+  CpCommType comm_type = CpCommType::p2p;
+  CpLayout layout = CpLayout::zigzag;
+};
+
+// Small random bf16 values everywhere, so that tensor cores draw the power that they do on data.
+class Noise {
+ public:
+  Noise() : values_(size_t{1} << 22) {
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    for (BFloat16& x : values_) x = to_bfloat16(normal(random));
+  }
+  void fill(Device& device, void* memory, int64_t bytes) const {
+    const auto piece = static_cast<int64_t>(values_.size() * sizeof(BFloat16));
+    for (int64_t begin = 0; begin < bytes; begin += piece)
+      copy_to_device(device, values_.data(), static_cast<char*>(memory) + begin, std::min(piece, bytes - begin));
+  }
+
+ private:
+  std::vector<BFloat16> values_;
+};
+
+// One rank's part of a case, on a device that may be dry.
+class Rank {
+ public:
+  Rank(const Case& c, const Variant& v, int rank, Device& device)
+      : case_(c),
+        device_(device),
+        layout_(v.layout, c.tokens, v.cp),
+        group_(make_dry_communicator(Dimension::cp, rank, ranks_of(v.cp))),
+        attention_({group_.get(), nullptr, nullptr}, layout_, shape(), v.comm_type),
+        memory_(device,
+                2 * bytes(2 * row_width() + 2 * c.heads * c.head_dim) + 4 * s() * c.heads + 2 * 8 * s() + 4096) {
+    qkv_ = take(DType::bf16, {1, s(), c.heads + 2 * c.kv_heads, c.head_dim});
+    d_qkv_ = take(DType::bf16, qkv_.shape());
+    out_ = take(DType::bf16, {1, s(), c.heads, c.head_dim});
+    d_out_ = take(DType::bf16, out_.shape());
+    lse_ = take(DType::f32, {1, c.heads, s()});
+    mask_.rows.emplace_back(c.documents, MaskRule{});
+    mask_.layouts.push_back(row_layout(layout_, mask_.rows.back()));
+    mask_.lo = take(DType::i64, {1, s()});
+    mask_.hi = take(DType::i64, {1, s()});
+    std::vector<int64_t> lo(static_cast<size_t>(s())), hi(lo.size());
+    deal_mask(mask_.layouts.back(), rank, mask_.rows.back(), lo, hi);
+    copy_to_device(device, lo.data(), mask_.lo.raw(), mask_.lo.bytes());
+    copy_to_device(device, hi.data(), mask_.hi.raw(), mask_.hi.bytes());
+  }
+
+  void fill(const Noise& noise) const {
+    noise.fill(device_, qkv_.raw(), qkv_.bytes());
+    noise.fill(device_, d_out_.raw(), d_out_.bytes());
+  }
+
+  void forward(Arena& arena) const {
+    const ProgramScope scope(arena, "forward");
+    attention_.forward(device_, arena, mask_, {}, heads(qkv_, 0), heads(qkv_, 1), heads(qkv_, 2), out_, lse_);
+  }
+  void backward(Arena& arena) const {
+    const ProgramScope scope(arena, "backward");
+    attention_.backward(device_, arena, mask_, {}, heads(qkv_, 0), heads(qkv_, 1), heads(qkv_, 2), out_, lse_, d_out_,
+                        heads(d_qkv_, 0), heads(d_qkv_, 1), heads(d_qkv_, 2));
+  }
+
+ private:
+  static std::vector<int> ranks_of(int cp) {
+    std::vector<int> ranks(static_cast<size_t>(cp));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
+  }
+  int64_t s() const { return layout_.local_length(); }
+  int64_t row_width() const { return (case_.heads + 2 * case_.kv_heads) * case_.head_dim; }
+  int64_t bytes(int64_t width) const { return s() * width; }
+  ContextAttentionShape shape() const {
+    return {.heads = case_.heads,
+            .kv_heads = case_.kv_heads,
+            .head_dim = case_.head_dim,
+            .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(case_.head_dim)))};
+  }
+  Tensor take(DType dtype, const Shape& shape) {
+    const Tensor tensor(static_cast<char*>(memory_.data()) + used_, dtype, shape);
+    used_ += (tensor.bytes() + 255) / 256 * 256;
+    FARSPAN_CHECK(used_ <= memory_.bytes(), "bench: {} bytes of {} taken", used_, memory_.bytes());
+    return tensor;
+  }
+  // Queries, keys or values of a fused row.
+  Tensor heads(const Tensor& fused, int part) const {
+    if (part == 0) return fused.slice(2, 0, case_.heads);
+    const int64_t first = case_.heads + (part - 1) * case_.kv_heads;
+    return fused.slice(2, first, first + case_.kv_heads);
+  }
+
+  const Case& case_;
+  Device& device_;
+  SequenceLayout layout_;
+  std::unique_ptr<Communicator> group_;
+  ContextAttention attention_;
+  DeviceMemory memory_;
+  int64_t used_ = 0;
+  Tensor qkv_, d_qkv_, out_, d_out_, lse_;
+  BatchMask mask_;
+};
+
+// The plan of a rank's passes, in memory that is filled with noise before.
+MemoryPlan plan_of(const Case& c, const Variant& v, int rank, int64_t noise_bytes) {
+  Device device(DryRun{DeviceKind::cuda});
+  const Rank dry(c, v, rank, device);
+  Arena arena(device);
+  if (noise_bytes > 0) {
+    const ProgramScope scope(arena, "noise");
+    arena.take("noise", DType::bf16, {noise_bytes / 2}, Purpose::workspace);
+  }
+  dry.forward(arena);
+  dry.backward(arena);
+  return arena.plan();
+}
+
+struct Seconds {
+  double forward = 0;
+  double backward = 0;
+};
+
+template <typename Body>
+double seconds_of(Device& device, double at_least, Body&& body) {
+  const auto run = [&](int times) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < times; ++i) body();
+    device.synchronize();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / times;
+  };
+  run(1);
+  const double once = run(1);
+  return run(std::max(1, static_cast<int>(at_least / once)));
+}
+
+// All ranks of a variant in turn: the sum of their times.
+Seconds measure(Device& device, const Noise& noise, const Case& c, const Variant& v, double seconds) {
+  Seconds sum;
+  for (int rank = 0; rank < v.cp; ++rank) {
+    const int64_t program_bytes = plan_of(c, v, rank, 0).peak_bytes;
+    Rank on_gpu(c, v, rank, device);
+    on_gpu.fill(noise);
+    Arena arena(device, plan_of(c, v, rank, program_bytes));
+    {
+      const ProgramScope scope(arena, "noise");
+      const Buffer all = arena.take("noise", DType::bf16, {program_bytes / 2}, Purpose::workspace);
+      noise.fill(device, all.tensor().raw(), all.tensor().bytes());
+    }
+    sum.forward += seconds_of(device, seconds / v.cp, [&] { on_gpu.forward(arena); });
+    sum.backward += seconds_of(device, seconds / v.cp, [&] { on_gpu.backward(arena); });
+    device.use_scratch(nullptr, 0);
+  }
+  return sum;
+}
+
+std::vector<Span> documents_of_mean(int64_t tokens, int64_t mean) {
+  std::mt19937 random(11);
+  std::exponential_distribution<double> length(1.0 / static_cast<double>(mean));
+  std::vector<Span> documents;
+  for (int64_t begin = 0; begin < tokens;) {
+    const int64_t end = std::min(tokens, begin + 64 + static_cast<int64_t>(length(random)));
+    documents.push_back({begin, end});
+    begin = end;
+  }
+  return documents;
+}
+
+int run(const std::string& wanted, double seconds) {
+  Device device(DeviceKind::cuda, 1);
+  const Noise noise;
+  const std::vector<Case> cases = {
+      {"causal 128K hd128", 131072, 16, 8, 128, {{0, 131072}}},
+      {"documents 128K hd128", 131072, 16, 8, 128, documents_of_mean(131072, 8192)},
+      {"causal 128K hd64", 131072, 32, 8, 64, {{0, 131072}}},
+      {"causal 32K hd128", 32768, 16, 8, 128, {{0, 32768}}},
+      {"causal 8K hd128", 8192, 16, 8, 128, {{0, 8192}}},
+  };
+  for (const Case& c : cases) {
+    if (c.name.find(wanted) == std::string::npos) continue;
+    std::vector<Variant> variants = {{1}};
+    if (c.tokens > 65536) {
+      for (CpCommType type : {CpCommType::p2p, CpCommType::all_gather, CpCommType::a2a}) variants.push_back({8, type});
+      if (c.documents.size() > 1) variants.push_back({8, CpCommType::p2p, CpLayout::balanced});
+      variants.push_back({1});
+    }
+    Seconds alone;
+    for (const Variant& v : variants) {
+      const Seconds took = measure(device, noise, c, v, seconds);
+      if (v.cp == 1) alone = took;
+      std::printf(
+          "%-22s cp %d %-10s %-10s forward %8.3f ms %5.0f TFLOP/s %.3f of cp 1   backward %8.3f ms %5.0f "
+          "TFLOP/s %.3f of cp 1\n",
+          c.name.c_str(), v.cp, std::string(choice_name(v.comm_type)).c_str(),
+          std::string(choice_name(v.layout)).c_str(), took.forward * 1e3, c.flops() / took.forward * 1e-12,
+          took.forward / alone.forward, took.backward * 1e3, 2.5 * c.flops() / took.backward * 1e-12,
+          took.backward / alone.backward);
+      std::fflush(stdout);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace farspan
+
+int main(int argc, char** argv) { return farspan::run(argc > 1 ? argv[1] : "", argc > 2 ? std::atof(argv[2]) : 1.0); }

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+// d_query in bf16 for Hopper, head sizes up to 128. Built as attention_forward_hopper.cu: a producer warpgroup, and
+// consumers of 64 queries each that take turns at the matrix units. A consumer keeps its queries and output gradients in
+// registers, as operands, and has the scores of the next tile of keys computed while the score gradients of this one are
+// multiplied with its keys.
+//
+//   ds_ij = p_ij (<d_out_i, v_j> - delta_i);   d_q_i = scale sum_j ds_ij k_j
+#include <cmath>
+
+#include "base/math.h"
+#include "ops/cuda/attention_hopper.cuh"
+#include "ops/cuda/attention_kernel_list.h"
+#include "ops/cuda/attention_launch.cuh"
+
+namespace farspan::cuda {
+namespace {
+
+template <int kHeadSize_>
+struct Plan {
+  static constexpr int kHeadSize = kHeadSize_;
+  static constexpr int kConsumers = 2;
+  static constexpr int kQueries = 64 * kConsumers;
+  static constexpr int kKeys = 64;  // of a tile
+  static constexpr int kStages = 4;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+};
+
+template <typename P>
+struct alignas(1024) Shared {
+  unsigned char query[P::kConsumers][64 * P::kHeadSize * 2];
+  unsigned char d_out[P::kConsumers][64 * P::kHeadSize * 2];
+  unsigned char key[P::kStages][P::kKeys * P::kHeadSize * 2];
+  unsigned char value[P::kStages][P::kKeys * P::kHeadSize * 2];
+  CopyBarrier query_full;
+  CopyBarrier key_full[P::kStages], key_free[P::kStages];
+  CopyBarrier value_full[P::kStages], value_free[P::kStages];
+  unsigned long long not_finite;
+};
+
+template <typename P>
+struct Maps {
+  TensorMap query, d_out, key, value;
+};
+
+template <typename P>
+class Producer {
+ public:
+  __device__ Producer(Shared<P>& shared, const Maps<P>& maps, int kv_head)
+      : shared_(shared), maps_(maps), kv_head_(kv_head) {}
+
+  __device__ void load_queries(int head, int first_query) {
+    barrier_expect(shared_.query_full, sizeof(shared_.query) + sizeof(shared_.d_out));
+    for (int c = 0; c < P::kConsumers; ++c) {
+      copy_tile<P::kHeadSize, 64>(shared_.query[c], maps_.query, shared_.query_full, head, first_query + 64 * c);
+      copy_tile<P::kHeadSize, 64>(shared_.d_out[c], maps_.d_out, shared_.query_full, head, first_query + 64 * c);
+    }
+  }
+
+  __device__ void run(const KeyTiles& tiles) {
+    for (int key = tiles.first; key < tiles.end; key += P::kKeys, ring_.advance()) {
+      fill(shared_.key[ring_.stage], maps_.key, shared_.key_full[ring_.stage], shared_.key_free[ring_.stage], key);
+      fill(shared_.value[ring_.stage], maps_.value, shared_.value_full[ring_.stage], shared_.value_free[ring_.stage], key);
+    }
+  }
+
+ private:
+  __device__ void fill(unsigned char* tile, const TensorMap& map, CopyBarrier& full, CopyBarrier& free, int key) {
+    barrier_wait(free, ring_.parity ^ 1);
+    barrier_expect(full, P::kKeys * P::kHeadSize * 2);
+    copy_tile<P::kHeadSize, P::kKeys>(tile, map, full, kv_head_, key);
+  }
+
+  Shared<P>& shared_;
+  const Maps<P>& maps_;
+  int kv_head_;
+  Ring<P::kStages> ring_;
+};
+
+template <typename P>
+class Consumer {
+ public:
+  __device__ Consumer(Shared<P>& shared, const BackwardArguments& a, int head, int first_query)
+      : shared_(shared),
+        group_(static_cast<int>(threadIdx.x) / 128 - 1),
+        row_(first_query + 64 * group_ + static_cast<int>(threadIdx.x) % 128 / 32 * 16 +
+             static_cast<int>(threadIdx.x) % 32 / 4),
+        factor_(a.scale * kLog2E) {
+    for (int half = 0; half < 2; ++half) {
+      const int query = row_ + 8 * half;
+      const bool present = query < a.queries;
+      sees_[half] = present ? a.bounds.rows[query] : int2{0, 0};
+      lse_[half] = present ? finite_lse(a.lse.data[head * a.lse.head_stride + query]) * kLog2E : 0;
+      delta_[half] = present ? a.delta.data[head * a.delta.head_stride + query] : 0;
+    }
+    if (group_ == P::kConsumers - 1) named_barrier_arrive(kTurn, 256);  // the first turn is consumer 0's
+  }
+
+  __device__ void load_queries() {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int row = static_cast<int>(threadIdx.x) % 128 / 32 * 16;
+    barrier_wait(shared_.query_full, 0);
+#pragma unroll
+    for (int k = 0; k < P::kHeadSize / 16; ++k) {
+      // Tiles of 64 columns, each with the layout that Tile<64> has.
+      const uint32_t at = static_cast<uint32_t>(k / 4 * 64 * 128) + stacked_offset<64>(row, k % 4 * 2, lane);
+      load_matrices(query_[k], shared_address(shared_.query[group_]) + at);
+      load_matrices(d_out_[k], shared_address(shared_.d_out[group_]) + at);
+    }
+  }
+
+  // careful: keys that are not finite are taken out before use, and rows that see one become NaN.
+  __device__ void run(const KeyTiles& tiles, bool careful) {
+    poisoned_[0] = poisoned_[1] = false;
+#pragma unroll
+    for (int i = 0; i < P::kHeadSize / 2; ++i) d_query_[i] = 0;
+    if (tiles.first == tiles.end) return;
+
+    if (careful && tiles.masked(tiles.first)) clear_keys(tiles.first);
+    begin_scores();
+    warpgroup_wait<0>();
+    end_scores();
+    differentiate(tiles, tiles.first);
+    pack();
+    for (int key = tiles.first + P::kKeys; key < tiles.end; key += P::kKeys) {
+      if (careful && tiles.masked(key)) clear_keys(key);
+      named_barrier_sync(kTurn + group_, 256);
+      begin_scores();
+      multiply_keys();
+      named_barrier_arrive(kTurn + (group_ + 1) % P::kConsumers, 256);
+      warpgroup_wait<1>();
+      end_scores();
+      differentiate(tiles, key);
+      warpgroup_wait<0>();
+      end_keys();
+      pack();
+    }
+    multiply_keys();
+    warpgroup_wait<0>();
+    end_keys();
+  }
+
+  __device__ bool finite() const {
+    float probe = 0;
+#pragma unroll
+    for (int i = 0; i < P::kHeadSize / 2; ++i) probe = fmaf(d_query_[i], 0.0f, probe);
+    return probe == 0;
+  }
+
+  __device__ void store(const BackwardArguments& a, int head) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int query = row_ + 8 * half;
+      if (query >= a.queries) continue;
+      const float factor = poisoned_[half] ? NAN : a.scale;
+#pragma unroll
+      for (int j = 0; j < P::kHeadSize / 8; ++j)
+        store_pair(a.d_query, head, query, 8 * j + static_cast<int>(threadIdx.x) % 4 * 2,
+                   d_query_[4 * j + 2 * half] * factor, d_query_[4 * j + 2 * half + 1] * factor, a.head_size, a.add_query);
+    }
+  }
+
+ private:
+  // scores = Q K^T and d_weights = d_out V^T of the ring's current tile.
+  __device__ void begin_scores() {
+    const uint32_t key = shared_address(shared_.key[ring_.stage]), value = shared_address(shared_.value[ring_.stage]);
+    barrier_wait(shared_.key_full[ring_.stage], ring_.parity);
+    pin(scores_);
+    pin(d_weights_);
+    warpgroup_fence();
+#pragma unroll
+    for (int k = 0; k < P::kHeadSize / 16; ++k)
+      warpgroup_multiply<Major::summed>(scores_, query_[k],
+                                        operand<Major::summed>(key + summed_offset<P::kKeys>(k)), k > 0);
+    barrier_wait(shared_.value_full[ring_.stage], ring_.parity);
+    warpgroup_fence();
+#pragma unroll
+    for (int k = 0; k < P::kHeadSize / 16; ++k)
+      warpgroup_multiply<Major::summed>(d_weights_, d_out_[k],
+                                        operand<Major::summed>(value + summed_offset<P::kKeys>(k)), k > 0);
+    warpgroup_commit();
+  }
+  __device__ void end_scores() {
+    pin(scores_);
+    pin(d_weights_);
+    release(shared_.value_free[ring_.stage]);
+    ring_.advance();
+  }
+
+  // d_query += d_scores K of the tile before the ring's current one.
+  __device__ void multiply_keys() {
+    const uint32_t key = shared_address(shared_.key[previous_]);
+    pin(d_query_);
+    warpgroup_fence();
+#pragma unroll
+    for (int k = 0; k < P::kKeys / 16; ++k)
+      warpgroup_multiply<Major::kept>(
+          d_query_, d_scores_[k], operand<Major::kept>(key + static_cast<uint32_t>(k * 16 * 128), P::kKeys * 128), true);
+    warpgroup_commit();
+  }
+  __device__ void end_keys() {
+    pin(d_query_);
+    release(shared_.key_free[previous_]);
+    previous_ = previous_ + 1 == P::kStages ? 0 : previous_ + 1;
+  }
+
+  __device__ void release(CopyBarrier& free) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(free);
+  }
+
+  // scores to score gradients, of the tile from `key` on.
+  __device__ void differentiate(const KeyTiles& tiles, int key) {
+#pragma unroll
+    for (int i = 0; i < P::kKeys / 2; ++i) {
+      const int half = i / 2 % 2;
+      const float weight = exp2_approximate(fmaf(scores_[i], factor_, -lse_[half]));
+      scores_[i] = weight * (d_weights_[i] - delta_[half]);
+    }
+    if (!tiles.masked(key)) return;
+#pragma unroll
+    for (int i = 0; i < P::kKeys / 2; ++i) {
+      const int j = key + i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
+      const int2 sees = sees_[i / 2 % 2];
+      if (j < sees.x || j >= sees.y) scores_[i] = 0;
+    }
+  }
+
+  __device__ void pack() {
+#pragma unroll
+    for (int k = 0; k < P::kKeys / 16; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) d_scores_[k][i] = pack_bf16(scores_[8 * k + 2 * i], scores_[8 * k + 2 * i + 1]);
+  }
+
+  // Of the ring's current tile, from `key` on; all consumers together.
+  __device__ void clear_keys(int key) {
+    barrier_wait(shared_.key_full[ring_.stage], ring_.parity);
+    const uint64_t spoilt = clear_together<P::kConsumers>(shared_.key[ring_.stage], P::kHeadSize, &shared_.not_finite);
+    for (int half = 0; half < 2; ++half) poisoned_[half] |= (spoilt & rows_within(sees_[half], key)) != 0;
+  }
+
+  Shared<P>& shared_;
+  int group_;  // this consumer's number
+  int row_;    // this thread's first query; the second is 8 further
+  float factor_;
+  int2 sees_[2];
+  float lse_[2], delta_[2];  // lse to base 2
+  bool poisoned_[2];         // the row sees a key that is not finite
+  Ring<P::kStages> ring_;
+  int previous_ = 0;  // stage
+  uint32_t query_[P::kHeadSize / 16][4], d_out_[P::kHeadSize / 16][4];
+  float scores_[P::kKeys / 2], d_weights_[P::kKeys / 2];
+  uint32_t d_scores_[P::kKeys / 16][4];
+  float d_query_[P::kHeadSize / 2];
+};
+
+template <typename P>
+__global__ void __launch_bounds__(P::kThreads, 1)
+    d_query_kernel(const __grid_constant__ BackwardArguments a, const __grid_constant__ Maps<P> maps) {
+  Shared<P>& shared = *reinterpret_cast<Shared<P>*>(dynamic_shared());
+  if (threadIdx.x == 0) {
+    barrier_init(shared.query_full, 1);
+    for (int s = 0; s < P::kStages; ++s) {
+      barrier_init(shared.key_full[s], 1);
+      barrier_init(shared.value_full[s], 1);
+      barrier_init(shared.key_free[s], 4 * P::kConsumers);  // the consumers' warps
+      barrier_init(shared.value_free[s], 4 * P::kConsumers);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+
+  // The last queries first: under a causal mask they have the most to do.
+  const int query_tiles = (a.queries + P::kQueries - 1) / P::kQueries;
+  const int head = static_cast<int>(blockIdx.x) / query_tiles;
+  const int first_query = (query_tiles - 1 - static_cast<int>(blockIdx.x) % query_tiles) * P::kQueries;
+  const KeyTiles tiles = KeyTiles::of(a, first_query, P::kQueries, P::kKeys);
+
+  if (threadIdx.x < 128) {
+    give_back_registers<kProducerRegisters>();
+    Producer<P> producer(shared, maps, head / a.group);
+    if (threadIdx.x == 0) {
+      producer.load_queries(head, first_query);
+      producer.run(tiles);
+    }
+    __syncwarp();
+    if (tiles.any_masked() && __syncthreads_or(0) && threadIdx.x == 0) producer.run(tiles);
+  } else {
+    take_registers<kConsumerRegisters>();
+    Consumer<P> consumer(shared, a, head, first_query);
+    consumer.load_queries();
+    consumer.run(tiles, false);
+    if (tiles.any_masked() && __syncthreads_or(!consumer.finite())) consumer.run(tiles, true);
+    consumer.store(a, head);
+  }
+}
+
+template <int kHeadSize>
+void queue(const BackwardArguments& a, cudaStream_t stream) {
+  using P = Plan<kHeadSize>;
+  const Maps<P> maps{heads_map(a.query, a.queries, a.heads, a.head_size, 64),
+                     heads_map(a.d_out, a.queries, a.heads, a.head_size, 64),
+                     heads_map(a.key, a.keys, a.kv_heads, a.head_size, P::kKeys),
+                     heads_map(a.value, a.keys, a.kv_heads, a.head_size, P::kKeys)};
+  launch(d_query_kernel<P>, ceil_div(a.queries, P::kQueries) * a.heads, P::kThreads, sizeof(Shared<P>), stream, a, maps);
+}
+
+}  // namespace
+
+void attention_d_query_hopper(const BackwardArguments& arguments, cudaStream_t stream) {
+  if (arguments.head_size <= 64) return queue<64>(arguments, stream);
+  queue<128>(arguments, stream);
+}
+
+}  // namespace farspan::cuda
