@@ -4,7 +4,6 @@
 
 set(FARSPAN_WITH_CUDA OFF)
 set(FARSPAN_WITH_CUDNN OFF)
-set(FARSPAN_CUBLAS "")
 set(FARSPAN_CUDNN "")
 set(FARSPAN_CUDNN_INCLUDES "")
 set(FARSPAN_WITH_NCCL OFF)
@@ -41,7 +40,8 @@ if(FARSPAN_CCACHE)
 endif()
 find_package(CUDAToolkit REQUIRED)
 set(FARSPAN_WITH_CUDA ON)
-set(FARSPAN_CUBLAS CUDA::cublasLt)
+# Libraries that are opened by name, cuBLASLt among them, are looked for there too.
+list(APPEND CMAKE_BUILD_RPATH ${CUDAToolkit_LIBRARY_DIR})
 
 find_path(FARSPAN_CUDNN_INCLUDE cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
 find_library(FARSPAN_CUDNN_LIBRARY cudnn HINTS ${CUDAToolkit_LIBRARY_DIR})
