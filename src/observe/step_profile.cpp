@@ -130,7 +130,8 @@ std::string StepProfile::table() const {
 }
 
 std::string StepProfile::op_json(const NamedOp& named) const {
-  const auto& [name, op] = named;
+  const auto& name = named.first;
+  const auto& op = named.second;
   const auto fields = [&](const Sum& sum) {
     return fmt::format("\"calls\":{},\"seconds\":{},\"flops\":{},\"bytes\":{},\"of_ceiling\":{}",
                        json_number(a_step(sum.calls)), json_number(a_step(sum.seconds)), json_number(a_step(sum.flops)),
