@@ -22,9 +22,11 @@
 //
 // Masked pairs are skipped by selection, never multiplied by zero: whatever a forbidden key, value, query or gradient
 // holds (NaN included), it changes no bit of an output that may not see it.
-// Grouped queries: query head a reads key/value head a / (A / K). Any head size D; those above 256 run on the much
-// slower reference. CPU: the same bits every time and for any number of threads. Calls throw InternalError, naming the
-// tensor, when shapes, types or strides do not fit together.
+// Grouped queries: query head a reads key/value head a / (A / K). Any head size D on the CPU, where those above 256 run
+// on the much slower reference; up to 256 on a GPU. The same bits every time, on the CPU for any number of threads.
+// cuDNN, which takes plain and causal bf16 blocks on a GPU, is an exception to each of these:
+// ops/cudnn/attention_cudnn.h. Calls throw InternalError, naming the tensor, when shapes, types or strides do not fit
+// together.
 #pragma once
 
 #include <cstdint>
@@ -75,13 +77,6 @@ struct AttentionBlock {
   // without waiting for the device, which blocks are plain or causal and where one document ends.
   std::span<const VisibleRun> runs = {};
   AttentionDropout dropout = {};
-};
-
-// Of a device (Device::extension); may be changed between ops.
-struct AttentionOptions {
-  explicit AttentionOptions(const Device&) {}
-  // CUDA: only implementations that give the same bits every time. The CPU's always do.
-  bool deterministic = false;
 };
 
 // What the running state holds before a block.

@@ -226,7 +226,7 @@ TEST_F(AttentionCudnn, DeclinesWithAReason) {
 
 TEST_F(AttentionCudnn, BackwardDeclinesWhereTheDeviceIsDeterministic) {
   Device device(DeviceKind::cuda, 1);
-  device.extension<AttentionOptions>().deterministic = true;
+  device.set_deterministic(true);
   const Problem p = random_problem({64, 64, 1, 1, 64}, causal(64, 64), DType::bf16);
   Tensors tensors(p);
   EXPECT_THAT(cudnn()->backward_declines(device, {.block = tensors.block({0, 64})}), ::testing::HasSubstr("order"));

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/cuda/attention_merge.h"
-
 #include <cmath>
 
 #include "base/math.h"
+#include "ops/cuda/attention_merge.h"
 #include "ops/cuda/vector.cuh"
 
 namespace farspan::cuda {

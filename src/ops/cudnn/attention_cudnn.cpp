@@ -320,7 +320,7 @@ class BackwardCalls {
   };
 
   std::string refusal_before_plan() const {
-    if (device_.extension<AttentionOptions>().deterministic) return "its sums have no fixed order";
+    if (device_.deterministic()) return "its sums have no fixed order";
     if (!call_.out.defined()) return "it needs the final out";
     std::string refusal = refusal_of(call_.block);
     for (const auto& [name, x] : {std::pair{"out", &call_.out}, {"d_out", &call_.d_out}})

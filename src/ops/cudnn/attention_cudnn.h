@@ -2,9 +2,11 @@
 // Block attention by cuDNN: bf16 blocks that are plain or causal, and batches of documents that are. One entry of the
 // list in ops/cuda/attention.cpp.
 //
-// What is masked inside a tile of keys that some query sees is multiplied by zero there: a NaN in a forbidden value
-// reaches queries up to a tile before it. Finite values never do. Its backward adds up d_query in no fixed order, so it
-// declines where the device is to be deterministic (AttentionOptions).
+// What it does otherwise than the contract says:
+//   - Its results are bf16. Where blocks are added up, each block's are rounded once before they are, in fp32.
+//   - What is masked inside a tile of keys that some query sees is multiplied by zero there: a NaN in a forbidden value
+//     reaches queries up to a tile before it. Finite values never do.
+//   - Backward adds up d_query in no fixed order, so it declines where the device is to be deterministic.
 #pragma once
 
 #include <string>
