@@ -3,12 +3,14 @@
 //
 //   cuda_ops_bench [part of the ops' names]
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "bench/cuda_memory_bench.h"
 #include "ops/bias.h"
 #include "ops/dropout.h"
 #include "ops/elementwise.h"
+#include "ops/fp8.h"
 #include "ops/rms_norm.h"
 #include "ops/rms_norm_rope.h"
 #include "ops/rope.h"
@@ -119,6 +121,27 @@ void bench_rope_table(Bench& bench, int64_t tokens, int64_t head_dim) {
   });
 }
 
+// Matrices that a layer's products read: activations, the widest gradient, a weight.
+void bench_fp8(Bench& bench, int64_t rows, int64_t columns) {
+  Device& device = bench.device();
+  const auto copies = [&](DType dtype, bool values, bool transposed) {
+    Fp8Matrix matrix;
+    if (values) matrix.values = bench.take(dtype, Shape{rows, columns});
+    if (transposed) matrix.transposed = bench.take(dtype, Shape{columns, round_up(rows, kFp8Multiple)});
+    matrix.scale = bench.take(DType::f32, Shape{1});
+    return matrix;
+  };
+  for (const auto& [what, dtype, values, transposed] : {std::tuple{" values", DType::f8e4m3, true, false},
+                                                        {" transposed", DType::f8e4m3, false, true},
+                                                        {" both", DType::f8e5m2, true, true}}) {
+    bench.run(text(Shape{rows, columns}, dtype) + what, [&, dtype = dtype, values = values, transposed = transposed] {
+      const Tensor x = bench.take(DType::bf16, Shape{rows, columns});
+      const Fp8Matrix to = copies(dtype, values, transposed);
+      return [=, &device] { fp8_quantise(device, x, to); };
+    });
+  }
+}
+
 void bench_swiglu(Bench& bench, int64_t tokens, int64_t width, DType dtype) {
   Device& device = bench.device();
   const Shape both{tokens, 2 * width}, one{tokens, width};
@@ -177,6 +200,7 @@ void run(const std::string& wanted) {
       bench_bias(bench, tokens, 4096, dtype);
       bench_dropout(bench, tokens, 2048, dtype);
     }
+  for (const int64_t columns : {2048, 6144, 12288}) bench_fp8(bench, 8192, columns);
   for (const int64_t tokens : {8192, 131072}) bench_rope_table(bench, tokens, 128);
   bench.run_copies();
 }

@@ -44,6 +44,28 @@ void check_tensor(const ModelConfig& model, int64_t tp, Reasons& reasons) {
   }
 }
 
+// Matrix units read 8-bit operands in pieces of 16 along whatever is summed over (ops/fp8.h): every width of a rank's
+// linear weights.
+constexpr int64_t kFp8Widths = 16;
+
+void check_fp8(const Config& config, Reasons& reasons) {
+  const ModelConfig& model = config.model;
+  const int64_t tp = config.parallel.tensor_model_parallel_size;
+  if (config.training.precision != Precision::fp8 || model.hidden_size < 1 || !heads_fit(model)) return;
+  if (!splits_heads(model.num_attention_heads, kv_heads_of(model), tp)) return;
+  const int64_t channels = model.kv_channels > 0 ? model.kv_channels : model.hidden_size / model.num_attention_heads;
+  const int64_t heads = model.num_attention_heads / tp, kv_heads = local_kv_heads(kv_heads_of(model), tp);
+  const std::pair<std::string_view, int64_t> widths[] = {
+      {"hidden_size", model.hidden_size},
+      {"a rank's query heads times kv_channels,", heads * channels},
+      {"a rank's query, key and value heads times kv_channels,", (heads + 2 * kv_heads) * channels},
+      {"a rank's share of ffn_hidden_size,", ffn_hidden_size_of(model) / tp}};
+  for (const auto& [name, width] : widths)
+    if (width % kFp8Widths != 0)
+      reasons.add("precision fp8 needs widths in multiples of {}, found {} {}; use precision bf16, or make it {}",
+                  kFp8Widths, name, width, either(multiples_near(width, kFp8Widths)));
+}
+
 // The degrees by which one tensor-parallel rank's heads can be cut; empty where tp does not fit them.
 std::vector<int64_t> degrees_of_rank(const Config& config) {
   const ModelConfig& model = config.model;
@@ -171,6 +193,7 @@ void check_model_over_grid(const Config& config, ResolvedSizes& sizes, Reasons& 
   const int64_t tp = config.parallel.tensor_model_parallel_size;
   if (tp < 1) return;
   if (tp > 1) check_tensor(config.model, tp, reasons);
+  check_fp8(config, reasons);
   check_all_to_all(config, reasons);
   check_pipeline(config, sizes, reasons);
 }

@@ -38,7 +38,6 @@ void refuse_communication(const CommunicationConfig& communication, Reasons& rea
 
 void refuse_absent_features(const Config& config, Reasons& reasons) {
   refuse_data(config.data, reasons);
-  if (config.training.precision == Precision::fp8) absent(reasons, "precision", "fp8", "bf16 or fp32");
   refuse_memory(config.memory, reasons);
   refuse_communication(config.communication, reasons);
   if (config.output.tensorboard) absent(reasons, "tensorboard", true, "false (metrics.jsonl holds the same numbers)");

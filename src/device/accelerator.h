@@ -41,6 +41,8 @@ std::string cuda_absence();
 // "NVIDIA H200", and "00000000:0D:00.0", by which the driver's own library knows it. Empty where there is no such GPU.
 std::string cuda_device_name(int index);
 std::string cuda_bus_id(int index);
+// Its matrix units multiply 8-bit floats (compute capability 8.9).
+bool cuda_has_fp8(int index);
 // Free bytes of GPU `index` now.
 int64_t cuda_free_bytes(int index);
 // Makes GPU `index` the calling thread's.

@@ -25,8 +25,8 @@ namespace farspan {
 
 enum class DeviceKind { cpu, cuda, dry };
 
-// What bounds an op: matrix units, the attention kernels, or memory traffic.
-enum class OpClass { gemm, attention, memory };
+// What bounds an op: matrix units, the attention kernels, memory traffic, or matrix units that multiply 8-bit floats.
+enum class OpClass { gemm, attention, memory, gemm_fp8 };
 
 struct OpCost {
   std::string_view op;  // a literal: "gemm", "rms_norm_forward", ...

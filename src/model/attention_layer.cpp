@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/attention_layer.h"
 
+#include "model/projection.h"
 #include "ops/bias.h"
 #include "ops/elementwise.h"
-#include "ops/gemm.h"
 #include "ops/rms_norm.h"
 
 namespace farspan {
@@ -78,7 +78,7 @@ void project_qkv(const LayerContext& context, const LayerTensors& weights, const
       context.take("attention.query_key_value", {context.tokens(), weights.qkv.dim(0)}, purpose_if(context.keep.qkv));
   {
     GatheredTokens normed(context.tensor, context.arena, "attention.gathered", saved.normed);
-    linear_forward(context.device, normed.wait(), weights.qkv, saved.qkv.tensor());
+    project(context, normed.wait(), weights.qkv, saved.qkv.tensor());
   }
   if (weights.qkv_bias.defined()) bias_add(context.device, weights.qkv_bias, saved.qkv.tensor());
   if (context.config.qk_layernorm) normalise_heads(context, weights, saved);
@@ -107,9 +107,9 @@ void attend(const LayerContext& context, int64_t layer, const MicroBatch& batch,
 void project_output(const LayerContext& context, int64_t layer, const LayerTensors& weights, const MicroBatch& batch,
                     const Tensor& x, const SavedAttention& saved, Tensor y) {
   if (context.tensor.size() == 1 && !context.drops_hidden())
-    return linear_forward(context.device, saved.output, weights.attention_output, x, y);
+    return project(context, saved.output, weights.attention_output, x, y);
   PartialSum projected(context.tensor, context.device, context.arena, "attention.projected", y);
-  linear_forward(context.device, saved.output, weights.attention_output, projected.target());
+  project(context, saved.output, weights.attention_output, projected.target());
   projected.finish();
   if (context.drops_hidden())
     dropout_add(context.device, context.hidden_dropout(layer, kOutputDropout),
@@ -130,8 +130,22 @@ void backward_of_output(const LayerContext& context, int64_t layer, const LayerT
   }
   GatheredTokens d_projected(context.tensor, context.arena, "attention.d_projected",
                              dropped.taken() ? dropped.tensor() : d);
-  linear_backward_weight(context.device, d_projected.wait(), saved.output, d_weights.attention_output, d_weights.use);
-  linear_backward_input(context.device, d_projected.wait(), weights.attention_output, d_output, Accumulate::no);
+  ProjectionBackward projection(context, d_projected.wait());
+  projection.weight(saved.output, d_weights.attention_output, d_weights.use);
+  projection.input(weights.attention_output, d_output, Accumulate::no);
+}
+
+// `normed`: what the norm gave, which its gradient takes the place of.
+void backward_of_qkv(const LayerContext& context, const LayerTensors& weights, const LayerGradients& d_weights,
+                     const Tensor& d_qkv, const Tensor& normed) {
+  ProjectionBackward projection(context, d_qkv);
+  {
+    GatheredTokens gathered(context.tensor, context.arena, "attention.gathered", normed);
+    projection.weight(gathered.wait(), d_weights.qkv, d_weights.use);
+  }
+  PartialSum sum(context.tensor, context.device, context.arena, "attention.d_normed", normed);
+  projection.input(weights.qkv, sum.target(), Accumulate::no);
+  sum.finish();
 }
 
 void release_heads(SavedAttention& saved) {
@@ -203,14 +217,8 @@ void attention_layer_backward(const LayerContext& context, int64_t layer, const 
   release_heads(saved);
   if (weights.qkv_bias.defined()) bias_backward(context.device, d_qkv, d_weights.qkv_bias);
   normalise(context, weights, x, saved);
-  {
-    GatheredTokens normed(context.tensor, context.arena, "attention.gathered", saved.normed);
-    linear_backward_weight(context.device, d_qkv, normed.wait(), d_weights.qkv, d_weights.use);
-  }
-  const Tensor d_normed = saved.normed;  // its last reader was the line above
-  PartialSum sum(context.tensor, context.device, context.arena, "attention.d_normed", d_normed);
-  linear_backward_input(context.device, d_qkv, weights.qkv, sum.target(), Accumulate::no);
-  sum.finish();
+  backward_of_qkv(context, weights, d_weights, d_qkv, saved.normed);
+  const Tensor d_normed = saved.normed;
   rms_norm_backward(context.device, d_normed, x, weights.attention_norm, saved.rstd, d, Accumulate::yes,
                     d_weights.attention_norm);
   saved.rstd.release();

@@ -36,6 +36,7 @@ struct LayerContext {
   std::span<const ContextAttention* const> attention;  // (L)
   KeepPolicy keep;
   DType dtype = DType::f32;  // of activations and compute weights
+  bool fp8 = false;          // the layers' products are of operands in 8 bits (model/projection.h)
   int64_t rows = 1;          // B
   int64_t local_length = 0;  // s
   int64_t mlp_tile = 0;      // tokens

@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "base/math.h"
+#include "model/projection.h"
 #include "ops/elementwise.h"
-#include "ops/gemm.h"
 #include "ops/rms_norm.h"
 #include "ops/swiglu.h"
 
@@ -156,6 +156,16 @@ class PendingSum {
   MlpTile tile_;
 };
 
+// d_weight of the tile, and the sum over the group that becomes the gradient of what the norm gave, in tile.normed.
+PartialSum backward_of_gate_up(const LayerContext& context, const LayerTensors& weights, const Tensor& d_gate_up,
+                               const Tensor& normed, const MlpTile& tile, const Tensor& d_weight, Accumulate use) {
+  ProjectionBackward gate_up(context, d_gate_up);
+  gate_up.weight(normed, d_weight, use);
+  PartialSum sum(context.tensor, context.device, context.arena, "mlp.d_normed", tile.normed);
+  gate_up.input(weights.gate_up, sum.target(), Accumulate::no);
+  return sum;
+}
+
 }  // namespace
 
 void mlp_layer_forward(const LayerContext& context, int64_t layer, const LayerTensors& weights, const MicroBatch& batch,
@@ -177,15 +187,15 @@ void mlp_layer_forward(const LayerContext& context, int64_t layer, const LayerTe
     const Tensor activation = activations.tensor().slice(0, 0, tile.gate_up.dim(0));
     GatheredTokens normed =
         gathers.take(context, tiles, x, index, [&](const MlpTile& next) { normalise(context, weights, next); });
-    linear_forward(context.device, normed.wait(), weights.gate_up, tile.gate_up);
+    project(context, normed.wait(), weights.gate_up, tile.gate_up);
     swiglu_forward(context.device, tile.gate_up, activation);
     if (context.tensor.size() == 1 && !context.drops_hidden()) {
-      linear_forward(context.device, activation, weights.down, tile.x, y.slice(0, tile.begin, tile.end));
+      project(context, activation, weights.down, tile.x, y.slice(0, tile.begin, tile.end));
       continue;
     }
     PartialSum projected(context.tensor, context.device, context.arena, "mlp.projected",
                          y.slice(0, tile.begin, tile.end));
-    linear_forward(context.device, activation, weights.down, projected.target());
+    project(context, activation, weights.down, projected.target());
     outputs.push(std::move(projected), tile, tiles.overlap());
   }
   outputs.finish();
@@ -215,7 +225,7 @@ void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerT
     GatheredTokens normed = gathers.take(context, tiles, x, index, [&](const MlpTile& next) {
       if (!context.keep.layernorm) normalise(context, weights, next);
     });
-    if (!context.keep.mlp) linear_forward(context.device, normed.wait(), weights.gate_up, tile.gate_up);
+    if (!context.keep.mlp) project(context, normed.wait(), weights.gate_up, tile.gate_up);
 
     Tensor d_projected = d_tile;
     if (dropped.taken()) {
@@ -226,14 +236,14 @@ void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerT
     const Tensor d_gate_up = tile.gate_up;  // gradients take the place of what they were computed from
     {
       GatheredTokens gathered(context.tensor, context.arena, "mlp.d_projected", d_projected);
-      linear_backward_input(context.device, gathered.wait(), weights.down, d_act, Accumulate::no);
+      ProjectionBackward down(context, gathered.wait());
+      down.input(weights.down, d_act, Accumulate::no);
       const Tensor activation = d_act;  // made once more, in the place of its gradient
       swiglu_backward_and_output(context.device, tile.gate_up, d_act, d_gate_up, activation);
-      linear_backward_weight(context.device, gathered.wait(), activation, d_weights.down, d_weights_use);
+      down.weight(activation, d_weights.down, d_weights_use);
     }
-    linear_backward_weight(context.device, d_gate_up, normed.wait(), d_weights.gate_up, d_weights_use);
-    PartialSum sum(context.tensor, context.device, context.arena, "mlp.d_normed", tile.normed);
-    linear_backward_input(context.device, d_gate_up, weights.gate_up, sum.target(), Accumulate::no);
+    PartialSum sum =
+        backward_of_gate_up(context, weights, d_gate_up, normed.wait(), tile, d_weights.gate_up, d_weights_use);
     inputs.push(std::move(sum), tile, tiles.overlap());
   }
   inputs.finish();

@@ -18,6 +18,8 @@ std::string_view name_of(OpClass op_class) {
       return "attention";
     case OpClass::memory:
       return "memory";
+    case OpClass::gemm_fp8:
+      return "gemm_fp8";
   }
   return "";
 }
@@ -44,6 +46,7 @@ std::string json_or_null(double value, bool known) { return known ? json_number(
 
 double Ceilings::flops_of(const OpCost& cost) const {
   if (cost.op_class == OpClass::gemm) return gemm_flops;
+  if (cost.op_class == OpClass::gemm_fp8) return fp8_gemm_flops;
   if (cost.op_class == OpClass::memory) return 0;
   return cost.op.find("backward") == std::string_view::npos ? attention_forward_flops : attention_backward_flops;
 }

@@ -16,6 +16,7 @@ namespace farspan {
 struct Ceilings {
   std::string machine;  // "NVIDIA H200"
   double gemm_flops = 0;
+  double fp8_gemm_flops = 0;
   double attention_forward_flops = 0;
   double attention_backward_flops = 0;
   double memory_bandwidth = 0;  // of a copy, read plus written

@@ -78,8 +78,8 @@ void dispatch(Device& device, const GemmProblem& problem) {
       declined += fmt::format("; {} declined: {}", implementation.name, outcome.detail);
       continue;
     }
-    print_once(fmt::format("farspan: gemm {} -> {} m={} n={} k={} a{} b{}{}: {} ({}){}", name_of(problem.operand_dtype),
-                           name_of(problem.c_dtype), problem.m, problem.n, problem.k,
+    print_once(fmt::format("farspan: gemm {} x {} -> {} m={} n={} k={} a{} b{}{}: {} ({}){}", name_of(problem.a.dtype),
+                           name_of(problem.b.dtype), name_of(problem.c_dtype), problem.m, problem.n, problem.k,
                            problem.a.column_stride == 1 ? "" : "^T", problem.b.column_stride == 1 ? "" : "^T",
                            addend_name(problem), implementation.name, outcome.detail, declined));
     return;
@@ -142,8 +142,27 @@ int64_t row_stride_of(const Tensor& tensor) { return tensor.dim(0) == 1 ? tensor
 
 GemmOperand operand_of(const Tensor& tensor, Transpose transpose) {
   const int64_t row_stride = row_stride_of(tensor);
-  if (transpose == Transpose::yes) return {tensor.raw(), 1, row_stride};
-  return {tensor.raw(), row_stride, 1};
+  if (transpose == Transpose::yes) return {tensor.raw(), 1, row_stride, tensor.dtype()};
+  return {tensor.raw(), row_stride, 1, tensor.dtype()};
+}
+
+// Sets c's part of the problem, and runs it.
+void run_problem(Device& device, OpCost cost, GemmProblem problem, const Tensor& c, const Tensor* addend) {
+  problem.c = c.raw();
+  problem.c_row_stride = row_stride_of(c);
+  problem.c_dtype = c.dtype();
+  if (addend != nullptr) {
+    problem.addend = addend->raw();
+    problem.addend_row_stride = row_stride_of(*addend);
+  }
+  cost.flops = 2.0 * static_cast<double>(problem.m) * static_cast<double>(problem.n) * static_cast<double>(problem.k);
+  cost.bytes += static_cast<double>((addend != nullptr ? 2 : 1) * c.bytes());
+  cost.scratch_bytes = device.targets_cuda() ? cuda::kGemmScratchBytes : 0;
+  device.run(cost, [&] {
+    if (problem.m == 0 || problem.n == 0) return;
+    if (device.on_cuda()) return dispatch(device, problem);
+    run_on_cpu(device, problem);
+  });
 }
 
 // `addend`: null, or of c's shape and type.
@@ -156,25 +175,49 @@ void run_gemm(Device& device, std::string_view op, const OperandNames& names, co
   problem.k = a.dim(transpose_a == Transpose::yes ? 0 : 1);
   problem.a = operand_of(a, transpose_a);
   problem.b = operand_of(b, transpose_b);
-  problem.operand_dtype = a.dtype();
-  problem.c = c.raw();
-  problem.c_row_stride = row_stride_of(c);
-  problem.c_dtype = c.dtype();
-  if (addend != nullptr) {
-    problem.addend = addend->raw();
-    problem.addend_row_stride = row_stride_of(*addend);
-  }
+  const OpCost cost = {.op = op, .op_class = OpClass::gemm, .bytes = static_cast<double>(a.bytes() + b.bytes())};
+  run_problem(device, cost, problem, c, addend);
+}
 
-  const double flops =
-      2.0 * static_cast<double>(problem.m) * static_cast<double>(problem.n) * static_cast<double>(problem.k);
-  const int64_t c_passes = addend != nullptr ? 2 : 1;
-  const double bytes = static_cast<double>(a.bytes() + b.bytes() + c_passes * c.bytes());
-  const int64_t scratch_bytes = device.targets_cuda() ? cuda::kGemmScratchBytes : 0;
-  device.run({op, OpClass::gemm, flops, bytes, scratch_bytes}, [&] {
-    if (problem.m == 0 || problem.n == 0) return;
-    if (device.on_cuda()) return dispatch(device, problem);
-    run_on_cpu(device, problem);
-  });
+// One operand of a product of two matrices in fp8: the copy whose rows lie along the summed dimension.
+struct Fp8Operand {
+  std::string_view name;
+  const Tensor& rows;
+  const Tensor& scale;
+};
+
+// c (M, N) = a.rows (M, K) b.rows (N, K)^T
+void run_fp8(Device& device, std::string_view op, const Fp8Operand& a, const Fp8Operand& b, std::string_view c_name,
+             const Tensor& c, const Tensor* addend) {
+  for (const Fp8Operand& operand : {a, b}) {
+    FARSPAN_CHECK(operand.rows.defined(), "{}: {} has no copy along the summed dimension", op, operand.name);
+    FARSPAN_CHECK(is_fp8(operand.rows.dtype()), "{}: {} holds {}, expected f8e4m3 or f8e5m2", op, operand.name,
+                  name_of(operand.rows.dtype()));
+    check_rank(op, operand.name, operand.rows, 2, 2);
+    check_contiguous(op, operand.name, operand.rows);
+    check_dtype(op, operand.name, operand.scale, DType::f32);
+  }
+  FARSPAN_CHECK(a.rows.dim(1) == b.rows.dim(1) && a.rows.dim(1) % kFp8Multiple == 0,
+                "{}: {} {} and {} {}: expected one inner size, a multiple of {}", op, a.name, a.rows.shape().str(),
+                b.name, b.rows.shape().str(), kFp8Multiple);
+  check_operand(op, c_name, c);
+  check_shape(op, c_name, c, Shape({a.rows.dim(0), b.rows.dim(0)}));
+  GemmProblem problem;
+  problem.m = c.dim(0);
+  problem.n = c.dim(1);
+  problem.k = a.rows.dim(1);
+  problem.a = operand_of(a.rows, Transpose::no);
+  problem.b = operand_of(b.rows, Transpose::yes);
+  problem.a.scale = a.scale.data<float>();
+  problem.b.scale = b.scale.data<float>();
+  const double bytes = static_cast<double>(a.rows.bytes() + b.rows.bytes());
+  run_problem(device, {.op = op, .op_class = OpClass::gemm_fp8, .bytes = bytes}, problem, c, addend);
+}
+
+void check_residual(const Tensor& residual, const Tensor& y) {
+  check_dtype("linear_forward", "residual", residual, y.dtype());
+  check_shape("linear_forward", "residual", residual, y.shape());
+  check_dense_rows("linear_forward", "residual", residual);
 }
 
 const Tensor* addend_of(const Tensor& c, Accumulate accumulate) { return accumulate == Accumulate::yes ? &c : nullptr; }
@@ -191,9 +234,7 @@ void linear_forward(Device& device, const Tensor& x, const Tensor& weight, Tenso
 }
 
 void linear_forward(Device& device, const Tensor& x, const Tensor& weight, const Tensor& residual, Tensor y) {
-  check_dtype("linear_forward", "residual", residual, y.dtype());
-  check_shape("linear_forward", "residual", residual, y.shape());
-  check_dense_rows("linear_forward", "residual", residual);
+  check_residual(residual, y);
   run_gemm(device, "linear_forward", {"x", "weight", "y"}, x, Transpose::no, weight, Transpose::yes, y, &residual);
 }
 
@@ -207,6 +248,30 @@ void linear_backward_weight(Device& device, const Tensor& d_y, const Tensor& x, 
   check_dtype("linear_backward_weight", "d_weight", d_weight, DType::f32);
   run_gemm(device, "linear_backward_weight", {"d_y", "x", "d_weight"}, d_y, Transpose::yes, x, Transpose::no, d_weight,
            addend_of(d_weight, accumulate));
+}
+
+void linear_forward(Device& device, const Fp8Matrix& x, const Fp8Matrix& weight, Tensor y) {
+  run_fp8(device, "fp8_linear_forward", {"x", x.values, x.scale}, {"weight", weight.values, weight.scale}, "y", y,
+          nullptr);
+}
+
+void linear_forward(Device& device, const Fp8Matrix& x, const Fp8Matrix& weight, const Tensor& residual, Tensor y) {
+  check_residual(residual, y);
+  run_fp8(device, "fp8_linear_forward", {"x", x.values, x.scale}, {"weight", weight.values, weight.scale}, "y", y,
+          &residual);
+}
+
+void linear_backward_input(Device& device, const Fp8Matrix& d_y, const Fp8Matrix& weight, Tensor d_x,
+                           Accumulate accumulate) {
+  run_fp8(device, "fp8_linear_backward_input", {"d_y", d_y.values, d_y.scale},
+          {"weight", weight.transposed, weight.scale}, "d_x", d_x, addend_of(d_x, accumulate));
+}
+
+void linear_backward_weight(Device& device, const Fp8Matrix& d_y, const Fp8Matrix& x, Tensor d_weight,
+                            Accumulate accumulate) {
+  check_dtype("fp8_linear_backward_weight", "d_weight", d_weight, DType::f32);
+  run_fp8(device, "fp8_linear_backward_weight", {"d_y", d_y.transposed, d_y.scale}, {"x", x.transposed, x.scale},
+          "d_weight", d_weight, addend_of(d_weight, accumulate));
 }
 
 void set_gemm_choice(Device& device, GemmChoice choice) {

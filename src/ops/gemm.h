@@ -2,9 +2,10 @@
 // Matrix products. Operands are 2-D views whose last stride is 1; rows may lie further apart than their length, so a
 // slice of columns (one head's part of the fused QKV) is used in place.
 //
-// Types: f32 x f32 -> f32;  bf16 x bf16 -> f32 or bf16. Sums are fp32 throughout; a bf16 result is rounded once, after
-// the sum with c or the residual. (Not so on Hopper GPUs: there cuBLASLt's kernels round a bf16 product before they add
-// to it, and the sum again, as two ops would.) Throws InternalError on shapes or types that do not fit.
+// Types: f32 x f32 -> f32;  bf16 x bf16 -> f32 or bf16;  fp8 x fp8 -> f32 or bf16. Sums are fp32 throughout; a bf16
+// result is rounded once, after the sum with c or the residual. (Not so on Hopper GPUs: there cuBLASLt's kernels round
+// a bf16 product before they add to it, and the sum again, as two ops would.) Throws InternalError on shapes or types
+// that do not fit.
 #pragma once
 
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "device/device.h"
 #include "ops/accumulate.h"
+#include "ops/fp8.h"
 #include "tensor/tensor.h"
 
 namespace farspan {
@@ -34,6 +36,17 @@ void linear_backward_input(Device& device, const Tensor& d_y, const Tensor& weig
 
 // d_weight (O, I) f32 = d_y (T, O)^T x (T, I), plus d_weight itself when accumulating
 void linear_backward_weight(Device& device, const Tensor& d_y, const Tensor& x, Tensor d_weight, Accumulate accumulate);
+
+// The same products of matrices in fp8, summed in fp32 and scaled once, after the sum; y and d_x are f32 or bf16. Each
+// reads of its operands the copy that lies along the summed dimension: forward x.values and weight.values, backward to
+// the input d_y.values and weight.transposed, to the weight d_y.transposed and x.transposed.
+// Two f8e5m2 operands have no kernel in a GPU's library and run on the slow reference.
+void linear_forward(Device& device, const Fp8Matrix& x, const Fp8Matrix& weight, Tensor y);
+void linear_forward(Device& device, const Fp8Matrix& x, const Fp8Matrix& weight, const Tensor& residual, Tensor y);
+void linear_backward_input(Device& device, const Fp8Matrix& d_y, const Fp8Matrix& weight, Tensor d_x,
+                           Accumulate accumulate);
+void linear_backward_weight(Device& device, const Fp8Matrix& d_y, const Fp8Matrix& x, Tensor d_weight,
+                            Accumulate accumulate);
 
 // How a CUDA device chooses among the algorithms that its library offers for a product. They sum in different orders,
 // each always in the same one.

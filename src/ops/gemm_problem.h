@@ -14,13 +14,14 @@ struct GemmOperand {
   const void* data = nullptr;
   int64_t row_stride = 0;     // elements
   int64_t column_stride = 0;  // elements
+  DType dtype = DType::f32;
+  const float* scale = nullptr;  // of fp8: what its values are times this, in the device's memory
 };
 
 // c (m, n) = a (m, k) b (k, n), plus the addend where there is one; rows of c and of the addend are dense.
 struct GemmProblem {
   int64_t m = 0, n = 0, k = 0;
-  GemmOperand a, b;
-  DType operand_dtype = DType::f32;  // of a and b
+  GemmOperand a, b;  // of one type, or both of fp8
   void* c = nullptr;
   int64_t c_row_stride = 0;
   DType c_dtype = DType::f32;

@@ -28,6 +28,7 @@ struct GpuRates {
   std::string_view name;
   double peak_flops_bf16 = 0;  // NVIDIA's data sheet, dense
   double gemm_flops_bf16 = 0;
+  double gemm_flops_fp8 = 0;
   AttentionRates heads_of_64;  // bf16
   AttentionRates heads_of_128;
   double peak_flops_fp32 = 0;
@@ -46,6 +47,7 @@ constexpr std::array kGpus = {
     GpuRates{.name = "NVIDIA H200",
              .peak_flops_bf16 = 989e12,
              .gemm_flops_bf16 = 640e12,
+             .gemm_flops_fp8 = 1080e12,
              .heads_of_64 = {.forward = 430e12, .backward = 400e12},
              .heads_of_128 = {.forward = 545e12, .backward = 520e12},
              .peak_flops_fp32 = 67e12,
@@ -67,6 +69,7 @@ Machine cpu_machine(Precision precision, int cores, int64_t ranks) {
   Machine machine;
   machine.name = "cpu";
   machine.gemm_flops = cores_per_rank * (precision == Precision::fp32 ? kGemmFlopsPerCore : kGemmFlopsPerCoreBf16);
+  machine.fp8_gemm_flops = cores_per_rank * kGemmFlopsPerCore;  // widened to f32
   machine.attention_flops = cores_per_rank * kAttentionFlopsPerCore;
   machine.attention_forward_flops = machine.attention_flops;
   machine.attention_backward_flops = machine.attention_flops;
@@ -87,6 +90,7 @@ Machine gpu_machine(std::string_view name, Precision precision, int64_t head_siz
   Machine machine;
   machine.name = name.empty() ? std::string(gpu.name) : std::string(name);
   machine.gemm_flops = share * (fp32 ? gpu.gemm_flops_fp32 : gpu.gemm_flops_bf16);
+  machine.fp8_gemm_flops = share * gpu.gemm_flops_fp8;
   machine.attention_flops = share * both_ways(attention);
   machine.attention_forward_flops = share * attention.forward;
   machine.attention_backward_flops = share * attention.backward;
@@ -108,6 +112,7 @@ Machine machine_for(const Config& config, int64_t ranks) {
 Ceilings ceilings_of(const Machine& machine) {
   return {.machine = machine.name,
           .gemm_flops = machine.gemm_flops,
+          .fp8_gemm_flops = machine.fp8_gemm_flops,
           .attention_forward_flops = machine.attention_forward_flops,
           .attention_backward_flops = machine.attention_backward_flops,
           .memory_bandwidth = machine.memory_bandwidth,

@@ -15,6 +15,7 @@ namespace farspan {
 struct Machine {
   std::string name;
   double gemm_flops = 0;               // per second and rank
+  double fp8_gemm_flops = 0;           // of 8-bit operands
   double attention_flops = 0;          // on visible pairs: a forward and its backward together
   double attention_forward_flops = 0;  // the two apart
   double attention_backward_flops = 0;

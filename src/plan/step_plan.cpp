@@ -49,7 +49,8 @@ LinkRates link_rates(const Grid& grid, int rank, const Machine& machine, const H
 PhaseTime phase_time(const PhaseCost& cost, const Machine& machine, const LinkRates& rates) {
   PhaseTime time;
   time.attention = ops_of(cost, OpClass::attention).flops / machine.attention_flops;
-  time.compute = ops_of(cost, OpClass::gemm).flops / machine.gemm_flops + time.attention +
+  time.compute = ops_of(cost, OpClass::gemm).flops / machine.gemm_flops +
+                 ops_of(cost, OpClass::gemm_fp8).flops / machine.fp8_gemm_flops + time.attention +
                  ops_of(cost, OpClass::memory).bytes / machine.memory_bandwidth;
   for (size_t i = 0; i < time.link.size(); ++i)
     time.link[i] = static_cast<double>(cost.traffic[i].bytes_received) / rates[i];

@@ -18,6 +18,8 @@ int64_t size_of(DType dtype) {
     case DType::i64:
       return 8;
     case DType::u8:
+    case DType::f8e4m3:
+    case DType::f8e5m2:
       return 1;
   }
   throw InternalError("size_of: unknown dtype");
@@ -37,6 +39,10 @@ std::string_view name_of(DType dtype) {
       return "i64";
     case DType::u8:
       return "u8";
+    case DType::f8e4m3:
+      return "f8e4m3";
+    case DType::f8e5m2:
+      return "f8e5m2";
   }
   throw InternalError("name_of: unknown dtype");
 }

@@ -7,10 +7,13 @@
 
 namespace farspan {
 
-enum class DType : uint8_t { f32, bf16, f64, i32, i64, u8 };
+enum class DType : uint8_t { f32, bf16, f64, i32, i64, u8, f8e4m3, f8e5m2 };
 
 int64_t size_of(DType dtype);           // bytes of one element
 std::string_view name_of(DType dtype);  // "f32", "bf16", ...
+
+// The 8-bit floats (tensor/fp8.h).
+inline bool is_fp8(DType dtype) { return dtype == DType::f8e4m3 || dtype == DType::f8e5m2; }
 
 // bfloat16: the upper half of an IEEE single.
 struct BFloat16 {

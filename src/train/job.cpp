@@ -27,9 +27,17 @@ void choose_device(Config& config) {
   config.origins["training.device"] = "derived";
 }
 
+void check_gpu(const Config& config) {
+  const bool fp8_on_gpu = config.training.precision == Precision::fp8 && config.training.device == DeviceChoice::cuda;
+  if (fp8_on_gpu && cuda_device_count() > 0 && !cuda_has_fp8(0))
+    throw ConfigError(
+        fmt::format("precision fp8: {} has no matrix units for 8-bit floats; use precision bf16", cuda_device_name(0)));
+}
+
 // Resolved, and with the tokenizer's vocabulary where the configuration gives none.
 ResolvedSizes resolve_with_vocabulary(Config& config, int world_size) {
   choose_device(config);
+  check_gpu(config);
   ResolvedSizes sizes = resolve(config, world_size);
   if (config.model.vocab_size > 0) return sizes;
   config.model.vocab_size = Tokenizer::from_name(config.data.tokenizer).vocab_size();

@@ -66,6 +66,7 @@ RankTrainer::RankTrainer(const Config& config, const ResolvedSizes& sizes, RankC
               .attention = attention_.layers(),
               .keep = keep_policy(config.memory),
               .dtype = compute_dtype(config.training.precision),
+              .fp8 = config.training.precision == Precision::fp8,
               .rows = config.training.micro_batch_size,
               .local_length = layout_.local_length(),
               .mlp_tile = config.memory.mlp_tile_tokens,

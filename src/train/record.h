@@ -15,7 +15,7 @@
 
 namespace farspan {
 
-inline constexpr int kOpClasses = 3;  // gemm, attention, memory
+inline constexpr int kOpClasses = 4;
 
 struct OpTotals {
   double flops = 0;

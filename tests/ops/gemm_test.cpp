@@ -70,7 +70,7 @@ class GemmTest : public testing::TestWithParam<Types> {
     problem.k = a.tensor().dim(ta ? 0 : 1);
     problem.a = operand(a.tensor(), ta);
     problem.b = operand(b.tensor(), tb);
-    problem.operand_dtype = GetParam().operands;
+    problem.a.dtype = problem.b.dtype = GetParam().operands;
     problem.c = result.raw();
     problem.c_row_stride = result.stride(0);
     problem.c_dtype = GetParam().result;
@@ -178,7 +178,7 @@ GemmProblem dense_problem(int64_t m, int64_t n, int64_t k, DType operands, const
   problem.k = k;
   problem.a = {a, k, 1};
   problem.b = {b, n, 1};
-  problem.operand_dtype = operands;
+  problem.a.dtype = problem.b.dtype = operands;
   problem.c = c;
   problem.c_row_stride = n;
   problem.c_dtype = result;

@@ -43,6 +43,8 @@ TEST(Machine, CeilingsAreTheMachines) {
   EXPECT_EQ(ceilings.flops_of({.op = "attention_block_forward", .op_class = OpClass::attention}),
             machine.attention_forward_flops);
   EXPECT_EQ(ceilings.flops_of({.op = "linear_backward_input", .op_class = OpClass::gemm}), machine.gemm_flops);
+  EXPECT_EQ(ceilings.flops_of({.op = "fp8_linear_forward", .op_class = OpClass::gemm_fp8}), machine.fp8_gemm_flops);
+  EXPECT_GT(machine.fp8_gemm_flops, machine.gemm_flops);
 }
 
 }  // namespace

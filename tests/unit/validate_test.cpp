@@ -180,7 +180,6 @@ TEST(Resolve, WrongValuesAreNamedWithTheirKey) {
 
 TEST(Resolve, AbsentFeaturesAreRefusedWithWhatWorks) {
   const std::vector<std::array<std::string, 3>> absent = {
-      {"training.precision", "fp8", "use bf16 or fp32"},
       {"data.format", "jsonl", "use text or fasta"},
       {"data.format", "megatron", "use text or fasta"},
       {"data.format", "tokens", "use text or fasta"},

@@ -13,6 +13,8 @@ std::string cuda_device_name(int) { return {}; }
 
 std::string cuda_bus_id(int) { return {}; }
 
+bool cuda_has_fp8(int) { return false; }
+
 int64_t cuda_free_bytes(int) { return 0; }
 
 std::unique_ptr<Accelerator> make_cuda_accelerator(int) {

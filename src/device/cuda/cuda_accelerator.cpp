@@ -202,6 +202,13 @@ std::string cuda_bus_id(int index) {
   return {};
 }
 
+bool cuda_has_fp8(int index) {
+  cudaDeviceProp p{};
+  if (cudaGetDeviceProperties(&p, index) == cudaSuccess) return 10 * p.major + p.minor >= 89;
+  static_cast<void>(cudaGetLastError());
+  return false;
+}
+
 int64_t cuda_free_bytes(int index) {
   size_t free = 0, total = 0;
   FARSPAN_CUDA(cudaSetDevice(index));

@@ -14,8 +14,9 @@ namespace farspan::cpu {
 // threads).
 GemmOutcome gemm_onednn(Device& device, const GemmProblem& problem);
 
-// bf16 on machines without bf16 instructions: tiles of a and b are widened to fp32 and multiplied by gemm_onednn, which
-// loses nothing, as products and sums are fp32 anyway. Scratch: at most 12 MiB per calling thread, kept.
+// fp8, and bf16 on machines without bf16 instructions: tiles of a and b are widened to fp32 and multiplied by
+// gemm_onednn, which loses nothing, as products and sums are fp32 anyway. Scratch: at most 12 MiB per calling thread,
+// kept.
 GemmOutcome gemm_widened(Device& device, const GemmProblem& problem);
 
 }  // namespace farspan::cpu

@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kCachedPrimitives = 1024;
 
 // Everything that a primitive depends on.
-using Key = std::array<int64_t, 12>;
+using Key = std::array<int64_t, 12>;  // both operands are of one type
 
 Key key_of(const GemmProblem& p, int threads) {
   return {p.m,
@@ -31,7 +31,7 @@ Key key_of(const GemmProblem& p, int threads) {
           p.b.row_stride,
           p.b.column_stride,
           p.c_row_stride,
-          static_cast<int64_t>(p.operand_dtype),
+          static_cast<int64_t>(p.a.dtype),
           static_cast<int64_t>(p.c_dtype),
           p.addend != nullptr ? 1 : 0,
           threads};
@@ -72,8 +72,8 @@ dnnl::memory::desc describe(int64_t rows, int64_t columns, int64_t row_stride, i
 CachedProduct build(const GemmProblem& p) {
   CachedProduct product;
   try {
-    const auto a = describe(p.m, p.k, p.a.row_stride, p.a.column_stride, p.operand_dtype);
-    const auto b = describe(p.k, p.n, p.b.row_stride, p.b.column_stride, p.operand_dtype);
+    const auto a = describe(p.m, p.k, p.a.row_stride, p.a.column_stride, p.a.dtype);
+    const auto b = describe(p.k, p.n, p.b.row_stride, p.b.column_stride, p.b.dtype);
     const auto c = describe(p.m, p.n, p.c_row_stride, 1, p.c_dtype);
     dnnl::primitive_attr attributes;
     if (p.addend != nullptr) {
@@ -120,6 +120,7 @@ CachedProduct& product_for(const GemmProblem& problem, int threads) {
 }  // namespace
 
 GemmOutcome gemm_onednn(Device& device, const GemmProblem& problem) {
+  if (is_fp8(problem.a.dtype)) return {false, "operands are fp8"};
   // Per calling thread; a primitive is built for, and runs on, this many.
   const double flops =
       2.0 * static_cast<double>(problem.m) * static_cast<double>(problem.n) * static_cast<double>(problem.k);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "base/math.h"
 #include "device/parallel_for.h"
+#include "ops/cpu/fp8.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/kernels.h"
 
@@ -31,13 +33,23 @@ class Tiles {
 // a transposed operand stays transposed.
 GemmOperand widen(const Device& device, const GemmOperand& from, int64_t row, int64_t rows, int64_t column,
                   int64_t columns, float* to) {
-  const BFloat16* first = static_cast<const BFloat16*>(from.data) + row * from.row_stride + column * from.column_stride;
+  const char* const first =
+      static_cast<const char*>(from.data) + (row * from.row_stride + column * from.column_stride) * size_of(from.dtype);
   const bool by_rows = from.column_stride == 1;
   const int64_t lines = by_rows ? rows : columns, length = by_rows ? columns : rows;
   const int64_t line_stride = by_rows ? from.row_stride : from.column_stride;
+  const bool fp8 = is_fp8(from.dtype);
+  const std::array<float, 256> values = fp8 ? fp8_values(from.dtype, *from.scale) : std::array<float, 256>{};
   parallel_for(device, lines, row_grain(length), [&](int64_t begin, int64_t end) {
-    for (int64_t line = begin; line < end; ++line)
-      cast_elements(first + line * line_stride, DType::bf16, to + line * length, DType::f32, length);
+    for (int64_t line = begin; line < end; ++line) {
+      const char* const source = first + line * line_stride * size_of(from.dtype);
+      float* const target = to + line * length;
+      if (!fp8) {
+        cast_elements(source, DType::bf16, target, DType::f32, length);
+        continue;
+      }
+      for (int64_t i = 0; i < length; ++i) target[i] = values[static_cast<uint8_t>(source[i])];
+    }
   });
   return by_rows ? GemmOperand{to, length, 1} : GemmOperand{to, 1, length};
 }
@@ -114,7 +126,7 @@ class WidenedProduct {
 }  // namespace
 
 GemmOutcome gemm_widened(Device& device, const GemmProblem& problem) {
-  if (problem.operand_dtype != DType::bf16) return {false, "operands are fp32 already"};
+  if (problem.a.dtype == DType::f32) return {false, "operands are fp32 already"};
   thread_local std::vector<float> scratch;
   return WidenedProduct(device, problem, scratch).run();
 }

@@ -59,6 +59,8 @@ void sum_of_squares(Device&, std::span<const Tensor>, const Tensor&) { absent();
 void adamw_step(Device&, const AdamWStep&, std::span<const AdamWTensors>) { absent(); }
 void sgd_step(Device&, const SgdStep&, const Tensor&, const Tensor&, const Tensor&) { absent(); }
 
+void fp8_quantise(Device&, const Tensor&, const Fp8Matrix&) { absent(); }
+
 GemmOutcome gemm_cublaslt(Device&, const GemmProblem&) { absent(); }
 GemmOutcome gemm_reference(Device&, const GemmProblem&) { absent(); }
 void set_gemm_choice(Device&, GemmChoice) { absent(); }

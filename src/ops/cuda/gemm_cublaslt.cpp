@@ -21,7 +21,7 @@ constexpr size_t kCachedProducts = 1024;
 constexpr double kWorthTiming = 1e10;
 
 // Everything that the choice of an algorithm depends on.
-using Key = std::array<int64_t, 13>;
+using Key = std::array<int64_t, 14>;
 
 Key key_of(const GemmProblem& p, const std::array<uint32_t, 4>& aligned) {
   Key key = {p.m,
@@ -32,11 +32,12 @@ Key key_of(const GemmProblem& p, const std::array<uint32_t, 4>& aligned) {
              p.b.row_stride,
              p.b.column_stride,
              p.c_row_stride,
-             static_cast<int64_t>(p.operand_dtype),
+             static_cast<int64_t>(p.a.dtype),
+             static_cast<int64_t>(p.b.dtype),
              static_cast<int64_t>(p.c_dtype),
              p.addend == nullptr ? 0 : (p.addend == p.c ? 1 : 2)};
-  key[11] = static_cast<int64_t>(aligned[0]) << 16 | aligned[1];
-  key[12] = static_cast<int64_t>(aligned[2]) << 16 | aligned[3];
+  key[12] = static_cast<int64_t>(aligned[0]) << 16 | aligned[1];
+  key[13] = static_cast<int64_t>(aligned[2]) << 16 | aligned[3];
   return key;
 }
 
@@ -71,18 +72,29 @@ class Products {
   std::unordered_map<Key, Product, KeyHash> cache_;
 };
 
-cudaDataType_t type_of(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+cudaDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return CUDA_R_16BF;
+    case DType::f8e4m3:
+      return CUDA_R_8F_E4M3;
+    case DType::f8e5m2:
+      return CUDA_R_8F_E5M2;
+    default:
+      return CUDA_R_32F;
+  }
+}
 
 // The operand, read by columns, is its own transpose.
 struct Transposed {
   MatmulMatrix matrix;
   cublasOperation_t operation = CUBLAS_OP_N;
 };
-Transposed transposed(const GemmOperand& operand, DType dtype, int64_t rows, int64_t columns) {
+Transposed transposed(const GemmOperand& operand, int64_t rows, int64_t columns) {
   const bool by_rows = operand.column_stride == 1;
   Transposed found;
   found.operation = by_rows ? CUBLAS_OP_N : CUBLAS_OP_T;
-  found.matrix.type = type_of(dtype);
+  found.matrix.type = type_of(operand.dtype);
   found.matrix.rows = by_rows ? columns : rows;
   found.matrix.columns = by_rows ? rows : columns;
   // A single column may come with any stride.
@@ -91,9 +103,18 @@ Transposed transposed(const GemmOperand& operand, DType dtype, int64_t rows, int
 }
 
 Matmul matmul_of(const GemmProblem& p) {
-  const Transposed b = transposed(p.b, p.operand_dtype, p.k, p.n), a = transposed(p.a, p.operand_dtype, p.m, p.k);
+  const Transposed b = transposed(p.b, p.k, p.n), a = transposed(p.a, p.m, p.k);
   const MatmulMatrix c{type_of(p.c_dtype), p.n, p.m, std::max(p.c_row_stride, p.n)};
   return {b.matrix, b.operation, a.matrix, a.operation, c, c};
+}
+
+// Of fp8 operands; the library reads the scales when the product runs. Sums are as for other types, not in the matrix
+// units' own shorter accumulators.
+void set_scales(Matmul& matmul, const GemmProblem& p) {
+  if (p.a.scale == nullptr) return;
+  matmul.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{0});
+  matmul.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b.scale);
+  matmul.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a.scale);
 }
 
 MatmulRun run_of(const GemmProblem& p) {
@@ -104,6 +125,7 @@ MatmulRun run_of(const GemmProblem& p) {
 Product Products::choose(const GemmProblem& problem, const MatmulRun& run,
                          const std::array<uint32_t, 4>& aligned) const {
   Product product{matmul_of(problem)};
+  set_scales(product.matmul, problem);
   const std::vector<MatmulAlgorithm> found = library_.algorithms(product.matmul, aligned, kCandidates);
   if (found.empty()) {
     product.declined = "no algorithm for these types, strides and addresses";
@@ -151,8 +173,9 @@ GemmOutcome gemm_cublaslt(Device& device, const GemmProblem& wanted) {
   put_addend_in_place(device, problem);
   Products& products = device.extension<Products>();
   const MatmulRun run = run_of(problem);
-  const Product& product = products.product_for(problem, run);
+  Product& product = products.product_for(problem, run);
   if (!product.declined.empty()) return {false, product.declined};
+  set_scales(product.matmul, problem);
   FARSPAN_CUBLAS(products.library().run(product.matmul, product.algorithm, run));
   return {true, product.detail};
 }

@@ -15,6 +15,7 @@
 #include "ops/cross_entropy.h"
 #include "ops/dropout.h"
 #include "ops/embedding.h"
+#include "ops/fp8.h"
 #include "ops/gemm.h"
 #include "ops/gemm_problem.h"
 #include "ops/optimizer_step.h"
@@ -52,6 +53,8 @@ void add(Device& device, const Tensor& a, const Tensor& b, const Tensor& y);
 void cast(Device& device, const Tensor& x, const Tensor& y);
 void fill(Device& device, const Tensor& x, double value);
 void scale(Device& device, const Tensor& x, double factor);
+
+void fp8_quantise(Device& device, const Tensor& x, const Fp8Matrix& to);
 
 // Both directions; x is undefined in the backward one.
 void dropout_add(Device& device, const Dropout& dropout, const Tensor& token_index, const Tensor& x, const Tensor& z,

@@ -20,6 +20,9 @@ inline constexpr int64_t kGemmScratchBytes = int64_t{64} << 20;
 inline constexpr int64_t kScratchAlignment = 256;
 inline int64_t scratch_part(int64_t bytes) { return round_up(bytes, kScratchAlignment); }
 
+// fp8_quantise: the largest magnitude.
+inline constexpr int64_t kFp8QuantiseScratch = kScratchAlignment;
+
 // token_loss_sum, sum_of_squares: one fp64 sum of each of a fixed number of blocks, so that their order is the same on
 // any GPU.
 inline constexpr int64_t kSumBlocks = 1024;

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/projection.h"
+
+#include "base/math.h"
+#include "ops/gemm.h"
+
+namespace farspan {
+namespace {
+
+constexpr DType kForward = DType::f8e4m3;
+constexpr DType kGradient = DType::f8e5m2;
+
+}  // namespace
+
+Fp8Copy::Fp8Copy(const LayerContext& context, const Tensor& x, DType dtype, Along along) {
+  if (!context.fp8) return;
+  const int64_t rows = x.dim(0), columns = x.dim(1);
+  const auto take = [&](std::string_view name, DType type, const Shape& shape) {
+    return context.arena.take(name, type, shape, Purpose::workspace);
+  };
+  if (along != Along::columns) {
+    values_ = take("fp8.values", dtype, {rows, columns});
+    matrix_.values = values_;
+  }
+  if (along != Along::rows) {
+    transposed_ = take("fp8.transposed", dtype, {columns, round_up(rows, kFp8Multiple)});
+    matrix_.transposed = transposed_;
+  }
+  scale_ = take("fp8.scale", DType::f32, {1});
+  matrix_.scale = scale_;
+  fp8_quantise(context.device, x, matrix_);
+}
+
+void project(const LayerContext& context, const Tensor& x, const Tensor& weight, Tensor y) {
+  if (!context.fp8) return linear_forward(context.device, x, weight, y);
+  const Fp8Copy weight_copy(context, weight, kForward, Fp8Copy::Along::rows);
+  const Fp8Copy x_copy(context, x, kForward, Fp8Copy::Along::rows);
+  linear_forward(context.device, x_copy, weight_copy, y);
+}
+
+void project(const LayerContext& context, const Tensor& x, const Tensor& weight, const Tensor& residual, Tensor y) {
+  if (!context.fp8) return linear_forward(context.device, x, weight, residual, y);
+  const Fp8Copy weight_copy(context, weight, kForward, Fp8Copy::Along::rows);
+  const Fp8Copy x_copy(context, x, kForward, Fp8Copy::Along::rows);
+  linear_forward(context.device, x_copy, weight_copy, residual, y);
+}
+
+ProjectionBackward::ProjectionBackward(const LayerContext& context, const Tensor& d_y)
+    : context_(context), d_y_(d_y), copy_(context, d_y, kGradient, Fp8Copy::Along::both) {}
+
+void ProjectionBackward::input(const Tensor& weight, Tensor d_x, Accumulate accumulate) const {
+  if (!context_.fp8) return linear_backward_input(context_.device, d_y_, weight, d_x, accumulate);
+  const Fp8Copy weight_copy(context_, weight, kForward, Fp8Copy::Along::columns);
+  linear_backward_input(context_.device, copy_, weight_copy, d_x, accumulate);
+}
+
+void ProjectionBackward::weight(const Tensor& x, Tensor d_weight, Accumulate accumulate) const {
+  if (!context_.fp8) return linear_backward_weight(context_.device, d_y_, x, d_weight, accumulate);
+  const Fp8Copy x_copy(context_, x, kForward, Fp8Copy::Along::columns);
+  linear_backward_weight(context_.device, copy_, x_copy, d_weight, accumulate);
+}
+
+}  // namespace farspan
