@@ -10,7 +10,7 @@ namespace farspan {
 KeepPolicy keep_policy(const MemoryConfig& config) {
   switch (config.recompute_granularity) {
     case Recompute::none:
-      return {.layernorm = true, .qkv = true, .attention = true, .attn_proj = true, .mlp = true};
+      return {.layernorm = false, .qkv = true, .attention = true, .attn_proj = true, .mlp = true};
     case Recompute::full:
       return {};
     case Recompute::selective: {

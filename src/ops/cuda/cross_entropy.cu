@@ -24,6 +24,12 @@ enum class Gradient { none, f32, bf16 };
 template <Gradient gradient>
 using ElementOf = std::conditional_t<gradient == Gradient::bf16, BFloat16, float>;
 
+// Threads of a block, and granules of each of them in a piece.
+constexpr int kThreads = 512;
+constexpr int kGroup = 4;
+// Of a row, what one block of a cluster keeps at most, so that several blocks fit on a multiprocessor.
+constexpr int64_t kSliceBytes = int64_t{75} << 10;
+
 constexpr int kMaxPieces = 32;
 
 struct Loss {
@@ -87,7 +93,7 @@ struct Granules {
 
 // A cluster takes every gridDim.x / (blocks of a cluster)-th row. kKept: the slice stays in shared memory, and piece by
 // piece the next row's takes its place; else, where it does not fit there, it is read twice.
-template <Gradient gradient, bool kKept, int kThreads, int kGroup>
+template <Gradient gradient, bool kKept>
 __global__ void __launch_bounds__(kThreads) cross_entropy_rows(const Loss loss) {
   constexpr int kPiece = kThreads * kGroup;  // granules: kGroup of each thread
   constexpr int kWarps = kThreads / kWarp;
@@ -238,11 +244,9 @@ __global__ void __launch_bounds__(kShortThreads) cross_entropy_short_rows(const 
   }
 }
 
-int env(const char* name, int otherwise) { const char* e = getenv(name); return e ? atoi(e) : otherwise; }
-
-template <Gradient gradient, bool kKept, int kThreads, int kGroup>
+template <Gradient gradient, bool kKept>
 void launch_rows(Device& device, Loss loss, int blocks) {
-  const auto kernel = cross_entropy_rows<gradient, kKept, kThreads, kGroup>;
+  const auto kernel = cross_entropy_rows<gradient, kKept>;
   const int64_t granules = (loss.slice + 3) / 4 + 1;
   loss.pieces = static_cast<int>(ceil_div(granules, kThreads * kGroup));
   const int shared = kKept ? static_cast<int>(granules * 16) : 0;
@@ -259,8 +263,6 @@ void launch_rows(Device& device, Loss loss, int blocks) {
   config.numAttrs = 1;
   int clusters = 0;
   FARSPAN_CUDA(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-  if (env("CE_PRINT", 0)) printf("clusters %d of %d, shared %d pieces %d threads %d group %d\n", clusters, blocks, shared, loss.pieces, kThreads, kGroup);
-  setenv("CE_PRINT", "0", 1);
   config.gridDim.x = static_cast<unsigned>(std::clamp<int64_t>(clusters, 1, loss.rows)) * config.gridDim.x;
   FARSPAN_CUDA(cudaLaunchKernelEx(&config, kernel, loss));
 }
@@ -268,17 +270,13 @@ void launch_rows(Device& device, Loss loss, int blocks) {
 template <Gradient gradient>
 void run_rows(Device& device, Loss loss) {
   int blocks = 1;
-  const int64_t want = env("CE_WANT", 75) * 1024;
-  while (blocks < kMaxCluster && ceil_div(loss.vocabulary, blocks) * 4 > want) blocks *= 2;
+  while (blocks < kMaxCluster && ceil_div(loss.vocabulary, blocks) * 4 > kSliceBytes) blocks *= 2;
   loss.slice = round_up(ceil_div(loss.vocabulary, blocks), 4);
-  const bool keep = loss.slice * 4 + 2048 <= properties(device).shared_bytes_per_block;
-  const int threads = env("CE_THREADS", 512), group = env("CE_GROUP", 4);
-  if (!keep) return launch_rows<gradient, false, 512, 4>(device, loss, blocks);
-  if (threads == 512 && group == 4) return launch_rows<gradient, true, 512, 4>(device, loss, blocks);
-  if (threads == 512 && group == 2) return launch_rows<gradient, true, 512, 2>(device, loss, blocks);
-  if (threads == 1024 && group == 2) return launch_rows<gradient, true, 1024, 2>(device, loss, blocks);
-  if (threads == 256 && group == 4) return launch_rows<gradient, true, 256, 4>(device, loss, blocks);
-  throw 1;
+  const bool fits = loss.slice * 4 + 2048 <= properties(device).shared_bytes_per_block;
+  if (fits)
+    launch_rows<gradient, true>(device, loss, blocks);
+  else
+    launch_rows<gradient, false>(device, loss, blocks);
 }
 
 template <Gradient gradient, int kPerLane>
