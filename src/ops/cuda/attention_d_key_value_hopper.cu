@@ -137,8 +137,7 @@ class Consumer {
   __device__ Consumer(Shared<P>& shared, const BackwardArguments& a, int first_key)
       : shared_(shared),
         group_(static_cast<int>(threadIdx.x) / 128 - 1),
-        row_(first_key + 64 * group_ + static_cast<int>(threadIdx.x) % 128 / 32 * 16 +
-             static_cast<int>(threadIdx.x) % 32 / 4),
+        row_(first_key + 64 * group_ + fragment_row(static_cast<int>(threadIdx.x) % 128)),
         factor_(a.scale * kLog2E),
         key_(shared_address(shared.key[group_])),
         value_(shared_address(shared.value[group_])) {}
@@ -261,11 +260,11 @@ class Consumer {
 #pragma unroll
     for (int k = 0; k < P::kQueries / 16; ++k)
       warpgroup_multiply<Major::kept>(
-          c, a[k], operand<Major::kept>(b + static_cast<uint32_t>(k * 16 * 128), P::kQueries * 128), true);
+          c, a[k], operand<Major::kept>(b + kept_offset<P::kQueries>(k), P::kQueries * 128), true);
     warpgroup_commit();
   }
   // The first of the two neighbouring queries whose pairs are elements i and i + 1.
-  __device__ static int query_of(int i) { return i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2; }
+  __device__ static int query_of(int i) { return fragment_column(static_cast<int>(threadIdx.x), i); }
 
   __device__ void weigh(bool masked) {
     const QueryRows& rows = shared_.rows[ring_.stage];

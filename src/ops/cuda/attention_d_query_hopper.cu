@@ -82,8 +82,7 @@ class Consumer {
   __device__ Consumer(Shared<P>& shared, const BackwardArguments& a, int head, int first_query)
       : shared_(shared),
         group_(static_cast<int>(threadIdx.x) / 128 - 1),
-        row_(first_query + 64 * group_ + static_cast<int>(threadIdx.x) % 128 / 32 * 16 +
-             static_cast<int>(threadIdx.x) % 32 / 4),
+        row_(first_query + 64 * group_ + fragment_row(static_cast<int>(threadIdx.x) % 128)),
         factor_(a.scale * kLog2E) {
     for (int half = 0; half < 2; ++half) {
       const int query = row_ + 8 * half;
@@ -113,7 +112,7 @@ class Consumer {
     poisoned_[0] = poisoned_[1] = false;
 #pragma unroll
     for (int i = 0; i < P::kHeadSize / 2; ++i) d_query_[i] = 0;
-    if (tiles.first == tiles.end) return;
+    if (!tiles.any()) return;
 
     if (careful && tiles.masked(tiles.first)) clear_keys(tiles.first);
     begin_scores();
@@ -194,7 +193,7 @@ class Consumer {
 #pragma unroll
     for (int k = 0; k < P::kKeys / 16; ++k)
       warpgroup_multiply<Major::kept>(
-          d_query_, d_scores_[k], operand<Major::kept>(key + static_cast<uint32_t>(k * 16 * 128), P::kKeys * 128), true);
+          d_query_, d_scores_[k], operand<Major::kept>(key + kept_offset<P::kKeys>(k), P::kKeys * 128), true);
     warpgroup_commit();
   }
   __device__ void end_keys() {
@@ -218,7 +217,7 @@ class Consumer {
     if (!tiles.masked(key)) return;
 #pragma unroll
     for (int i = 0; i < P::kKeys / 2; ++i) {
-      const int j = key + i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
+      const int j = key + fragment_column(static_cast<int>(threadIdx.x), i);
       const int2 sees = sees_[i / 2 % 2];
       if (j < sees.x || j >= sees.y) scores_[i] = 0;
     }
@@ -273,12 +272,12 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   const int query_tiles = (a.queries + P::kQueries - 1) / P::kQueries;
   const int head = static_cast<int>(blockIdx.x) / query_tiles;
   const int first_query = (query_tiles - 1 - static_cast<int>(blockIdx.x) % query_tiles) * P::kQueries;
-  const KeyTiles tiles = KeyTiles::of(a, first_query, P::kQueries, P::kKeys);
+  const KeyTiles tiles = key_tiles_of(a, first_query, P::kQueries, P::kKeys);
 
   if (threadIdx.x < 128) {
     give_back_registers<kProducerRegisters>();
     Producer<P> producer(shared, maps, head / a.group);
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && tiles.any()) {  // a copy that nobody waits for may outlive the block
       producer.load_queries(head, first_query);
       producer.run(tiles);
     }
@@ -287,7 +286,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   } else {
     take_registers<kConsumerRegisters>();
     Consumer<P> consumer(shared, a, head, first_query);
-    consumer.load_queries();
+    if (tiles.any()) consumer.load_queries();
     consumer.run(tiles, false);
     if (tiles.any_masked() && __syncthreads_or(!consumer.finite())) consumer.run(tiles, true);
     consumer.store(a, head);

@@ -33,6 +33,7 @@ struct Plan {
   static constexpr int kStages = 2;                          // tiles of keys, and of values, in shared memory
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kRegisters = kConsumers == 2 ? kConsumerRegisters : 160;  // of a consumer's thread
+  static_assert(registers_suffice(kProducerRegisters, kRegisters, kConsumers));
   static constexpr int kColumns = kHeadSize <= 128 ? kHeadSize : 128;  // of the output, in one product
   static constexpr int kProducts = kHeadSize / kColumns;
 };
@@ -91,7 +92,7 @@ class Consumer {
   __device__ Consumer(Shared<P>& shared, const ForwardArguments& a, int first_query)
       : shared_(shared),
         group_(static_cast<int>(threadIdx.x) / 128 - 1),
-        row_(first_query + 64 * group_ + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4),
+        row_(first_query + 64 * group_ + fragment_row(static_cast<int>(threadIdx.x) % 128)),
         factor_(a.scale * kLog2E),
         query_(shared_address(shared.query[group_])) {
     for (int half = 0; half < 2; ++half) sees_[half] = row_ + 8 * half < a.queries ? a.bounds.rows[row_ + 8 * half] : int2{0, 0};
@@ -108,7 +109,7 @@ class Consumer {
     for (int p = 0; p < P::kProducts; ++p)
 #pragma unroll
       for (int i = 0; i < P::kColumns / 2; ++i) out_[p][i] = 0;
-    if (tiles.first == tiles.end) return;
+    if (!tiles.any()) return;
     barrier_wait(shared_.query_full, 0);
 
     barrier_wait(shared_.key_full[keys_.stage], keys_.parity);
@@ -200,8 +201,7 @@ class Consumer {
       for (int p = 0; p < P::kProducts; ++p)
         warpgroup_multiply<Major::kept>(
             out_[p], weights_[k],
-            operand<Major::kept>(value + static_cast<uint32_t>(p * P::kColumns / 64 * P::kKeys * 128 + k * 16 * 128),
-                                 P::kKeys * 128),
+            operand<Major::kept>(value + kept_offset<P::kKeys>(k, p * P::kColumns), P::kKeys * 128),
             true);
     warpgroup_commit();
   }
@@ -220,7 +220,7 @@ class Consumer {
     if (tiles.masked(key)) {
 #pragma unroll
       for (int i = 0; i < P::kKeys / 2; ++i) {
-        const int j = key + i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
+        const int j = key + fragment_column(static_cast<int>(threadIdx.x), i);
         const int2 sees = sees_[i / 2 % 2];
         if (j < sees.x || j >= sees.y) scores_[i] = -INFINITY;
       }
@@ -327,12 +327,12 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   const int query_tiles = (a.queries + P::kQueries - 1) / P::kQueries;
   const int head = static_cast<int>(blockIdx.x) / query_tiles;
   const int first_query = (query_tiles - 1 - static_cast<int>(blockIdx.x) % query_tiles) * P::kQueries;
-  const KeyTiles tiles = KeyTiles::of(a, first_query, P::kQueries, P::kKeys);
+  const KeyTiles tiles = key_tiles_of(a, first_query, P::kQueries, P::kKeys);
 
   if (threadIdx.x < 128) {
     give_back_registers<kProducerRegisters>();
     Producer<P> producer(shared, maps, head / a.group);
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && tiles.any()) {  // a copy that nobody waits for may outlive the block
       producer.load_queries(head, first_query);
       producer.run(tiles);
     }

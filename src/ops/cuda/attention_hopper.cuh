@@ -3,6 +3,7 @@
 // fills and warpgroups empty.
 #pragma once
 
+#include "ops/cuda/attention_key_tiles.h"
 #include "ops/cuda/attention_tile.cuh"
 #include "ops/cuda/copy_engine.cuh"
 #include "ops/cuda/warpgroup.cuh"
@@ -16,47 +17,20 @@ __device__ void copy_tile(unsigned char* tile, const TensorMap& map, CopyBarrier
     copy_box(tile + column * kRows * 2, map, barrier, column, head, token);
 }
 
-// Where the 16 columns from 16 k on begin in such a tile, as an operand whose columns are summed over.
-template <int kRows>
-__device__ constexpr uint32_t summed_offset(int k) {
-  return static_cast<uint32_t>(k / 4 * kRows * 128 + k % 4 * 32);
-}
-
-// A place in a ring of stages, and the parity of the phase in which that stage is filled.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  int parity = 0;
-  __device__ void advance() {
-    if (++stage < kStages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
-
 // Registers of a thread where a block is one producer and two consumer warpgroups.
-inline constexpr int kProducerRegisters = 32;
+inline constexpr int kProducerRegisters = 24;
 inline constexpr int kConsumerRegisters = 240;
+static_assert(registers_suffice(kProducerRegisters, kConsumerRegisters, 2));
 
 // Named barriers of the consumers.
 inline constexpr int kTurn = 1;  // and on, one for each
 inline constexpr int kAllConsumers = 5;
 
-// The tiles of keys that a tile of queries has to do with.
-struct KeyTiles {
-  int first, end, step;
-  int all_first, all_last;
-
-  __device__ static KeyTiles of(const AttentionArguments& a, int first_query, int queries, int step) {
-    const TileBounds b = bounds_of(a, first_query, queries);
-    const int first = b.first / step * step;
-    return {first, max(first, b.last), step, b.all_first, b.all_last};
-  }
-  __device__ int last() const { return (end - 1) / step * step; }
-  // Some query does not see some key of the tile from `key` on.
-  __device__ bool masked(int key) const { return key < all_first || key + step > all_last; }
-  __device__ bool any_masked() const { return first < end && (masked(first) || masked(last())); }
-};
+// Those of `queries` queries from `first_query` on.
+__device__ inline KeyTiles key_tiles_of(const AttentionArguments& a, int first_query, int queries, int keys) {
+  const TileBounds b = bounds_of(a, first_query, queries);
+  return {b.first, b.last, b.all_first, b.all_last, keys};
+}
 
 // attention_tile.cuh: clear_not_finite, by all threads of the consumers, for a tile of 64 rows that the copy engine
 // brought. wgmma sees what they wrote.

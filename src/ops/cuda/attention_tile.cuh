@@ -119,6 +119,8 @@ __device__ uint64_t clear_not_finite(unsigned char* tile, unsigned long long* ma
 }
 
 // Bits of the rows [range.x, range.y) among the kBoundsRows from `first` on.
+// Not clamped by max(0, min(64, x)): nvcc 13.0 makes one VIMNMX.RELU of that for sm_90, takes its predicate for x >= 64,
+// and rows went unnoticed on the GPU.
 __device__ inline uint64_t rows_within(int2 range, int first) {
   const auto below = [](int row) { return row >= 64 ? ~0ull : row <= 0 ? 0 : (1ull << row) - 1; };
   return below(range.y - first) & ~below(range.x - first);

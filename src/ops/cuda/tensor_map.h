@@ -11,7 +11,7 @@ namespace farspan::cuda {
 // What Hopper's copy engine knows of a (tokens, heads, D) tensor in bf16.
 using TensorMap = CUtensorMap;
 
-// Copies are boxes of 64 columns and `rows` tokens of one head, swizzled as ops/cuda/warpgroup.cuh wants them. The view
+// Copies are boxes of 64 columns and `rows` tokens of one head, laid out as ops/cuda/warpgroup_layout.h says. The view
 // must have whole vectors (HeadsView::vectors).
 TensorMap heads_map(const HeadsView& view, int tokens, int heads, int head_size, int rows);
 

@@ -4,29 +4,14 @@
 //
 // Registers: warp w of the group has rows 16 w and on, as the 16 x 8 fragments of tensor_core.cuh side by side:
 // d[4 j .. 4 j + 3] are columns 8 j and on. An A in registers is one such 16 x 16 fragment, so that D, rounded to bf16, is
-// the A of the next product, register by register.
-//
-// Shared memory: tiles of `rows` rows of 64 elements (128 bytes), 1024-byte aligned, each 16-byte chunk c of row r at
-// chunk c ^ (r % 8), as the copy engine's 128-byte swizzle writes them. A wider tile is several of these in a row.
+// the A of the next product, register by register. Shared memory: warpgroup_layout.h.
 #pragma once
 
 #include <cstdint>
 
+#include "ops/cuda/warpgroup_layout.h"
+
 namespace farspan::cuda {
-
-// Which of an operand's two indices runs along a tile's rows of 128 bytes: the one that is summed over, or the other.
-enum class Major { summed = 0, kept = 1 };
-
-// Where an operand lies. Major::summed: rows are the kept index, from `address` (of the first row, plus 2 bytes for every
-// summed element before the 16) on. Major::kept: rows are the summed index, 16 from `address` (of the first of them) on;
-// the next 64 elements of the kept index lie `next_64` bytes further.
-template <Major kMajor>
-__device__ inline uint64_t operand(uint32_t address, uint32_t next_64 = 16) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  constexpr uint64_t kEightRows = 1024 >> 4;
-  const uint64_t leading = kMajor == Major::kept ? next_64 >> 4 : 1;
-  return kSwizzle128 | kEightRows << 32 | leading << 16 | (address & 0x3ffff) >> 4;
-}
 
 // Before the first product after other instructions wrote its registers.
 __device__ inline void warpgroup_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
