@@ -6,6 +6,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/math.h"
 #include "bench/cuda_memory_bench.h"
 #include "ops/bias.h"
 #include "ops/dropout.h"
