@@ -48,6 +48,8 @@ struct Piece {
   int hi_step = 0;
 
   bool empty() const { return first.lo >= first.hi; }
+  // Query by query one key more, and no other: documents of one token, or a window of one.
+  bool one_key_each() const { return count > 1 && lo_step == 1 && hi_step == 1 && first.hi - first.lo == 1; }
   int64_t key_begin() const { return first.lo; }
   int64_t key_end() const { return first.hi + (count - 1) * hi_step; }
   int64_t pairs() const {
@@ -55,6 +57,10 @@ struct Piece {
     return count * (first.hi - first.lo) + growth * (count * (count - 1) / 2);
   }
 };
+
+// A few documents of one token may have the first token of a longer one behind them: each is a piece of its own. Of
+// more than these, a window of one as a rule, nothing would come of it.
+constexpr int64_t kMostSingles = 64;
 
 std::vector<Piece> pieces_of(std::span<const VisibleRun> runs, int64_t key_begin, int64_t keys) {
   std::vector<Piece> pieces;
@@ -68,7 +74,12 @@ std::vector<Piece> pieces_of(std::span<const VisibleRun> runs, int64_t key_begin
         piece.lo_step = static_cast<int>(second.lo - piece.first.lo);
         piece.hi_step = static_cast<int>(second.hi - piece.first.hi);
       }
-      pieces.push_back(piece);
+      if (!piece.one_key_each() || piece.count > kMostSingles) {
+        pieces.push_back(piece);
+        continue;
+      }
+      for (int64_t q = 0; q < piece.count; ++q)
+        pieces.push_back({piece.begin + q, 1, {piece.first.lo + q, piece.first.hi + q}});
     }
   }
   return pieces;

@@ -122,6 +122,12 @@ TEST(AttentionParts, FormsOfCommonBlocks) {
   const std::vector<AttentionPart> three = attention_parts(mask_runs(documents({5, 6, 7})), 0, 18);
   ASSERT_EQ(three.size(), 3u);
   for (const AttentionPart& part : three) EXPECT_EQ(part.form, PartForm::causal);
+  // Runs that are as few as can be take the first token of the last document for one of the three of one token.
+  const std::vector<AttentionPart> short_ones = attention_parts(mask_runs(documents({5, 1, 1, 1, 7})), 0, 15);
+  ASSERT_EQ(short_ones.size(), 5u);
+  for (const AttentionPart& part : short_ones) EXPECT_NE(part.form, PartForm::other);
+  EXPECT_EQ(short_ones[4].form, PartForm::causal);
+  EXPECT_EQ(short_ones[4].first_keys, 1);
   const AttentionPart both = join(three[0], three[1]);
   EXPECT_EQ(both.queries(), 11);
   EXPECT_EQ(both.key_end, 11);
