@@ -14,7 +14,7 @@ namespace farspan {
 
 std::vector<int64_t> Job::planned_bytes() const {
   std::vector<int64_t> bytes;
-  for (const RankRecord& record : records) bytes.push_back(record.memory.peak_bytes);
+  for (const RankRecord& record : records) bytes.push_back(record.memory->peak_bytes);
   return bytes;
 }
 
@@ -101,7 +101,7 @@ void run_job(const Job& job, const std::function<void(RankTrainer&, World&)>& bo
     const DeviceKind kind = device_kind(job.config);
     Device device(kind, job.threads, kind == DeviceKind::cuda ? world.gpu_of(rank) : 0);
     device.set_deterministic(job.config.training.deterministic);
-    Arena arena(device, job.records[static_cast<size_t>(rank)].memory);
+    Arena arena(device, *job.records[static_cast<size_t>(rank)].memory);
     RankContext context(rank, grid, device, arena);
     make_groups(context, [&](std::vector<int> ranks, Dimension dimension) {
       // Scalars that the host reads go over the group of all ranks.
