@@ -19,7 +19,7 @@ inline void print_warnings(const std::vector<std::string>& warnings) {
 int run_train(const CommandLine& line, Session& session);
 int run_plan(const CommandLine& line);
 int run_groups(const CommandLine& line);
-int run_verify(const CommandLine& line);
+int run_verify(const CommandLine& line, Session& session);
 int run_eval(const CommandLine& line, Session& session);
 int run_generate(const CommandLine& line);
 

@@ -2,6 +2,8 @@
 // farspan generate: continues a prompt with a checkpoint's model, on one rank.
 #include <cstdio>
 #include <fmt/format.h>
+#include <string_view>
+#include <utility>
 
 #include "command.h"
 #include "config/command_line.h"
@@ -27,12 +29,16 @@ int run_generate(const CommandLine& line) {
   const std::span<const uint8_t> bytes(reinterpret_cast<const uint8_t*>(line.prompt.data()), line.prompt.size());
   tokenizer.encode(bytes, options.prompt);
 
-  fmt::print("{}", line.prompt);
+  // Behind whatever there is to say before the first token.
+  std::string_view unsaid = line.prompt;
+  const auto say_prompt = [&] { fmt::print("{}", std::exchange(unsaid, {})); };
   generate(config, options, [&](int32_t token) {
+    say_prompt();
     const std::string text = tokenizer.decode({&token, 1});
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
   });
+  say_prompt();
   fmt::print("\n");
   return 0;
 }

@@ -48,7 +48,7 @@ const std::vector<Command>& commands() {
       {{"groups", "which rank is in which group", false, "parallel", {ranks, ranks_per_host, json}},
        by_one_process(run_groups)},
       {{"verify", "this layout against one rank: loss, gradient norm, every gradient", true, "", {ranks, json}},
-       with_thread_ranks(run_verify)},
+       run_verify},
       {{"eval", "loss and perplexity on the held-out split", true, "", {ranks}}, run_eval},
       {{"generate", "continue a prompt", true, "", {ranks, prompt, max_tokens, temperature}},
        with_thread_ranks(run_generate)},

@@ -11,9 +11,12 @@
 
 namespace farspan {
 
-int run_verify(const CommandLine& line) {
+int run_verify(const CommandLine& line, Session& session) {
   const Config config = load_config(line);
-  const VerifyReport report = verify_layout(config, world_size(config, line.ranks));
+  const int ranks = world_size(config, line.ranks);
+  const std::optional<VerifyReport> of_rank_0 = verify_layout(config, ranks, session.processes_for(config, ranks));
+  if (!of_rank_0) return 0;
+  const VerifyReport& report = *of_rank_0;
   const std::string text = line.json ? verify_json(report) : verify_text(report);
   std::fputs(text.c_str(), stdout);
   std::fflush(stdout);

@@ -38,6 +38,7 @@ struct Traffic {
   // What the rank's computing had to wait for: time spent inside Work::wait and barrier; on a GPU, time for which its
   // compute stream was held up by them.
   double exposed_seconds = 0;
+  bool operator==(const Traffic&) const = default;
 };
 
 // One message of an exchange: `peer` is a rank within the group.
@@ -120,6 +121,13 @@ class Communicator {
   void reset_traffic() {
     update_traffic();
     traffic_ = {};
+  }
+
+  // Counts calls that are not made, because it is known what they would move: of a dry run.
+  void add_traffic(const Traffic& known) {
+    traffic_.bytes_sent += known.bytes_sent;
+    traffic_.bytes_received += known.bytes_received;
+    traffic_.calls += known.calls;
   }
 
  protected:

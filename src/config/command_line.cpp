@@ -18,6 +18,7 @@
 namespace farspan {
 namespace {
 
+constexpr int64_t kMostTokens = 1'000'000'000;  // years of them; keeps sums with a prompt's length far from overflow
 constexpr std::array<std::string_view, 6> kLaterCommands = {"prepare", "import", "export", "doctor", "bench", "report"};
 
 const CommandSpec& find_command(const std::string& name, std::span<const CommandSpec> commands) {
@@ -186,6 +187,8 @@ void take_option(const FlagTexts& flags, CommandOption option, CommandLine& line
       line.max_tokens = number(flags, flag, read_integer);
       if (line.max_tokens < 1)
         throw ConfigError(fmt::format("--max-tokens {} is too small; use 1 or more", line.max_tokens));
+      if (line.max_tokens > kMostTokens)
+        throw ConfigError(fmt::format("--max-tokens {} is too large; use at most {}", line.max_tokens, kMostTokens));
       return;
     case CommandOption::temperature:
       line.temperature = number(flags, flag, read_real);

@@ -172,11 +172,52 @@ void Arena::end_program() {
   program_ = -1;
 }
 
+ArenaPassage Arena::passage_from_here() const {
+  FARSPAN_CHECK(recording_ && program_ >= 0, "arena: a passage is recorded, in a program");
+  const PlannedProgram& now = plan_.programs[static_cast<size_t>(program_)];
+  return {.program = program_,
+          .begin = now.events.size(),
+          .end = now.events.size(),
+          .first_buffer = static_cast<int32_t>(now.buffers.size())};
+}
+
+void Arena::end_passage(ArenaPassage& passage) const {
+  FARSPAN_CHECK(recording_ && program_ == passage.program, "arena: a passage ends where it began");
+  const PlannedProgram& now = plan_.programs[static_cast<size_t>(program_)];
+  passage.end = now.events.size();
+  int64_t live = 0;
+  for (size_t i = passage.begin; i < passage.end; ++i) {
+    FARSPAN_CHECK(now.events[i].buffer >= passage.first_buffer, "arena: a passage releases {}, taken before it",
+                  now.buffers[static_cast<size_t>(now.events[i].buffer)].name);
+    live += now.events[i].release ? -1 : 1;
+  }
+  FARSPAN_CHECK(live == 0, "arena: a passage keeps {} buffers", live);
+}
+
+void Arena::repeat(const ArenaPassage& passage) {
+  FARSPAN_CHECK(recording_ && program_ >= 0 && passage.program >= 0, "arena: a passage is repeated in a recording");
+  const int32_t moved = static_cast<int32_t>(program().buffers.size()) - passage.first_buffer;
+  for (size_t i = passage.begin; i < passage.end; ++i) {
+    const PlannedProgram& from = plan_.programs[static_cast<size_t>(passage.program)];
+    const ArenaEvent event = from.events[i];
+    if (!event.release) {
+      PlannedBuffer buffer = from.buffers[static_cast<size_t>(event.buffer)];
+      program().buffers.push_back(std::move(buffer));
+    }
+    program().events.push_back({.release = event.release, .buffer = event.buffer + moved});
+  }
+}
+
 MemoryPlan Arena::plan() const {
+  MemoryPlan plan = recorded();
+  lay_out(plan);
+  return plan;
+}
+
+MemoryPlan Arena::recorded() const {
   FARSPAN_CHECK(recording_ && program_ < 0, "arena: a plan is made from a finished recording");
   MemoryPlan plan = plan_;
   plan.scratch_bytes = round_up(device_.scratch_bytes(), kArenaAlignment);
-  lay_out(plan);
   return plan;
 }
 

@@ -33,6 +33,7 @@ using BytesByPurpose = std::array<int64_t, kPurposes>;
 struct ArenaEvent {
   bool release = false;
   int32_t buffer = 0;  // index into PlannedProgram::buffers
+  bool operator==(const ArenaEvent&) const = default;
 };
 
 struct PlannedBuffer {
@@ -66,8 +67,11 @@ inline constexpr int64_t kArenaAlignment = 256;
 
 class Arena;
 
-// Lays out what was recorded: fills offset, end, peak and the totals by purpose. Exposed for tests.
+// Lays out what was recorded: fills offset, end, peak and the totals by purpose.
 void lay_out(MemoryPlan& plan);
+
+// Whether the same was recorded, so that the layouts are the same too.
+bool same_recording(const MemoryPlan& a, const MemoryPlan& b);
 
 // A taken buffer; gives it back when it goes out of scope.
 class Buffer {
@@ -89,6 +93,14 @@ class Buffer {
   Tensor tensor_;
 };
 
+// Takes and releases that follow each other in one program of a recording.
+struct ArenaPassage {
+  int program = -1;
+  size_t begin = 0;  // events
+  size_t end = 0;
+  int32_t first_buffer = 0;
+};
+
 class Arena {
  public:
   // Records; the device must be dry.
@@ -105,8 +117,14 @@ class Arena {
   void begin_program(std::string_view name);
   void end_program();  // all buffers of the program must have been released
 
-  // Recording only: lays out all that was recorded.
+  // Recording only: all that was recorded, laid out and not yet.
   MemoryPlan plan() const;
+  MemoryPlan recorded() const;
+  // Recording only, within a program: what follows, up to end_passage, and the same once more. A passage releases what
+  // it takes and nothing else.
+  ArenaPassage passage_from_here() const;
+  void end_passage(ArenaPassage& passage) const;
+  void repeat(const ArenaPassage& passage);
 
   bool recording() const;
   // Highest byte in use so far (replaying), the scratch counted: equals plan.peak_bytes once the largest program has

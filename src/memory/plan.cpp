@@ -4,7 +4,10 @@
 // height is NP-hard (dynamic storage allocation); largest first stays within a few percent of the live-byte bound on
 // the programs here, and tests hold it to that.
 #include <algorithm>
+#include <iterator>
+#include <limits>
 #include <numeric>
+#include <vector>
 
 #include "base/math.h"
 #include "memory/arena.h"
@@ -29,33 +32,149 @@ std::vector<Lifetime> lifetimes(const PlannedProgram& program) {
   return lives;
 }
 
+// The buffers at one offset, which are never alive at the same time.
+struct Shelf {
+  struct Use {
+    Lifetime life;
+    int64_t bytes = 0;
+  };
+  int64_t offset = 0;
+  std::vector<Use> uses;  // ascending in time
+  size_t longest = 0;     // the use that lives longest
+  int64_t bytes = 0;      // of the largest use
+
+  int64_t top(int64_t used) const { return round_up(offset + used, kArenaAlignment); }
+
+  // Bytes of the largest use that meets the life; 0: none does.
+  int64_t bytes_met(Lifetime life) const {
+    int64_t met = 0;
+    auto use = std::partition_point(uses.begin(), uses.end(), [&](const Use& u) { return u.life.end <= life.begin; });
+    for (; use != uses.end() && use->life.begin < life.end && met < bytes; ++use) met = std::max(met, use->bytes);
+    return met;
+  }
+
+  void add(Use use) {
+    const auto after = std::upper_bound(uses.begin(), uses.end(), use.life.begin,
+                                        [](size_t begin, const Use& u) { return begin < u.life.begin; });
+    const size_t at = static_cast<size_t>(after - uses.begin());
+    if (!uses.empty() && at <= longest) ++longest;
+    uses.insert(after, use);
+    if (use.life.end - use.life.begin > uses[longest].life.end - uses[longest].life.begin) longest = at;
+    bytes = std::max(bytes, use.bytes);
+  }
+};
+
+// Neighbouring shelves, and what lets a search pass them all at once: thousands of layers' kept activations are
+// thousands of shelves, of which a buffer meets all or none but for the few around its own layer.
+struct ShelfBlock {
+  static constexpr size_t kMostShelves = 64;
+
+  std::vector<Shelf> shelves;  // ascending by offset
+  Lifetime any;                // meets no life outside of this,
+  Lifetime all;                // and on each shelf the largest use where a life meets both ends of this:
+  int64_t gap = 0;             // between those uses there is no more room than this
+  int64_t top = 0;             // nor below this
+
+  void summarise() {
+    any = {std::numeric_limits<size_t>::max(), 0};
+    all = {0, std::numeric_limits<size_t>::max()};
+    gap = top = 0;
+    for (const Shelf& shelf : shelves) {
+      any.begin = std::min(any.begin, shelf.uses.front().life.begin);
+      any.end = std::max(any.end, shelf.uses.back().life.end);
+      const Shelf::Use& longest = shelf.uses[shelf.longest];
+      all.begin = std::max(all.begin, longest.life.begin);
+      all.end = longest.bytes == shelf.bytes ? std::min(all.end, longest.life.end) : 0;
+      if (&shelf != &shelves.front()) gap = std::max(gap, shelf.offset - top);
+      top = std::max(top, shelf.top(shelf.bytes));
+    }
+  }
+  bool meets_none(Lifetime life) const { return any.end <= life.begin || life.end <= any.begin; }
+  bool meets_all(Lifetime life) const { return all.begin < life.end && life.begin < all.end; }
+};
+
+// All shelves above the resident buffers, in blocks.
+class Shelves {
+ public:
+  // The lowest offset from `bottom` on at which so many bytes meet nothing that is alive in `life`.
+  int64_t lowest_offset(int64_t bottom, int64_t bytes, Lifetime life) const {
+    int64_t offset = bottom;
+    for (const ShelfBlock& block : blocks_) {
+      if (block.shelves.front().offset >= offset + bytes) break;
+      if (block.meets_none(life)) continue;
+      if (block.meets_all(life) && block.gap < bytes) {
+        offset = std::max(offset, block.top);
+        continue;
+      }
+      for (const Shelf& shelf : block.shelves) {
+        if (shelf.offset >= offset + bytes) return offset;
+        const int64_t met = shelf.bytes_met(life);
+        if (met > 0) offset = std::max(offset, shelf.top(met));
+      }
+    }
+    return offset;
+  }
+
+  void add(int64_t offset, int64_t bytes, Lifetime life) {
+    if (blocks_.empty()) blocks_.emplace_back();
+    auto block = std::upper_bound(blocks_.begin() + 1, blocks_.end(), offset,
+                                  [](int64_t o, const ShelfBlock& b) { return o < b.shelves.front().offset; });
+    --block;
+    std::vector<Shelf>& shelves = block->shelves;
+    auto shelf =
+        std::partition_point(shelves.begin(), shelves.end(), [&](const Shelf& s) { return s.offset < offset; });
+    if (shelf == shelves.end() || shelf->offset != offset) {
+      shelf = shelves.emplace(shelf);
+      shelf->offset = offset;
+    }
+    shelf->add({life, bytes});
+    if (shelves.size() > ShelfBlock::kMostShelves) {
+      const auto half = shelves.begin() + ShelfBlock::kMostShelves / 2;
+      ShelfBlock upper;
+      upper.shelves.assign(std::make_move_iterator(half), std::make_move_iterator(shelves.end()));
+      upper.summarise();
+      shelves.erase(half, shelves.end());
+      block = blocks_.insert(block + 1, std::move(upper)) - 1;
+    }
+    block->summarise();
+  }
+
+ private:
+  std::vector<ShelfBlock> blocks_;  // ascending by offset
+};
+
 void place(PlannedProgram& program, int64_t bottom) {
   const std::vector<Lifetime> lives = lifetimes(program);
   std::vector<size_t> order(program.buffers.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return program.buffers[a].bytes > program.buffers[b].bytes; });
-  std::vector<size_t> placed;  // ascending by offset
+  Shelves shelves;
   program.end = bottom;
   for (size_t index : order) {
     PlannedBuffer& buffer = program.buffers[index];
-    const Lifetime life = lives[index];
-    int64_t offset = bottom;
-    for (size_t other : placed) {
-      if (lives[other].end <= life.begin || life.end <= lives[other].begin) continue;
-      if (program.buffers[other].offset >= offset + buffer.bytes) break;
-      offset =
-          std::max(offset, round_up(program.buffers[other].offset + program.buffers[other].bytes, kArenaAlignment));
-    }
-    buffer.offset = offset;
-    program.end = std::max(program.end, offset + buffer.bytes);
-    const auto after = std::upper_bound(placed.begin(), placed.end(), offset,
-                                        [&](int64_t o, size_t other) { return o < program.buffers[other].offset; });
-    placed.insert(after, index);
+    buffer.offset = shelves.lowest_offset(bottom, buffer.bytes, lives[index]);
+    if (buffer.bytes > 0) shelves.add(buffer.offset, buffer.bytes, lives[index]);
+    program.end = std::max(program.end, buffer.offset + buffer.bytes);
   }
 }
 
+bool same_buffers(const std::vector<PlannedBuffer>& a, const std::vector<PlannedBuffer>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const PlannedBuffer& x, const PlannedBuffer& y) {
+    return x.bytes == y.bytes && x.purpose == y.purpose && x.name == y.name;
+  });
+}
+
+bool same_program(const PlannedProgram& a, const PlannedProgram& b) {
+  return a.events == b.events && a.name == b.name && same_buffers(a.buffers, b.buffers);
+}
+
 }  // namespace
+
+bool same_recording(const MemoryPlan& a, const MemoryPlan& b) {
+  return a.scratch_bytes == b.scratch_bytes && same_buffers(a.resident, b.resident) &&
+         std::equal(a.programs.begin(), a.programs.end(), b.programs.begin(), b.programs.end(), same_program);
+}
 
 void lay_out(MemoryPlan& plan) {
   int64_t bottom = 0;

@@ -106,6 +106,19 @@ std::vector<int> Grid::group_of(int rank, Dimension dimension) const {
   return group;
 }
 
+std::pair<int, int> Grid::ends_of_group(int rank, Dimension dimension) const {
+  FARSPAN_CHECK(rank >= 0 && rank < sizes_.world(), "there is no rank {} in a grid of {}", rank, sizes_.world());
+  const int first = first_of_group(rank, dimension);
+  int last = first;
+  int stride = 1;
+  for (Dimension axis : order_) {
+    const int size = size_along(sizes_, axis);
+    if (varies(dimension, axis)) last += (size - 1) * stride;
+    stride *= size;
+  }
+  return {first, last};
+}
+
 int Grid::coordinate(int rank, Dimension axis) const {
   FARSPAN_CHECK(rank >= 0 && rank < sizes_.world(), "there is no rank {} in a grid of {}", rank, sizes_.world());
   const int size = size_along(sizes_, axis);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -32,6 +33,8 @@ class Grid {
   std::vector<std::vector<int>> groups(Dimension dimension) const;
   // The group that holds `rank`, in time proportional to its size.
   std::vector<int> group_of(int rank, Dimension dimension) const;
+  // The first and the last rank of that group.
+  std::pair<int, int> ends_of_group(int rank, Dimension dimension) const;
   // Coordinate of a rank on one axis (tp, cp, dp or pp).
   int coordinate(int rank, Dimension axis) const;
 

@@ -20,6 +20,7 @@ struct MaskRule {
   int64_t window =
       0;  // with causal: at most this many keys, the query itself included; without: |q - k| < window; 0: no window
   int64_t prefix = 0;  // the first `prefix` tokens of each document are seen by all of that document's queries
+  bool operator==(const MaskRule&) const = default;
 };
 
 class IntervalMask {
@@ -50,6 +51,7 @@ class IntervalMask {
 
   const std::vector<Span>& documents() const { return documents_; }
   const MaskRule& rule() const { return rule_; }
+  bool operator==(const IntervalMask&) const = default;
 
  private:
   std::vector<Span> documents_;

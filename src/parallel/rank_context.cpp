@@ -27,6 +27,11 @@ Traffic RankContext::traffic(Dimension dimension) const {
   return sum;
 }
 
+void RankContext::observe_ops(OpObserver* observer) {
+  op_observer = observer;
+  device->observe(observer);
+}
+
 void RankContext::observe_calls(CallObserver* observer) const {
   for (const auto& group : groups) group->observe(observer);
   for (const auto& more : more_groups) more->observe(observer);

@@ -30,6 +30,7 @@ struct RankContext {
   // Further groups (pipeline links, parts of a context-parallel group).
   std::vector<std::unique_ptr<Communicator>> more_groups;
   GroupMaker make_group;
+  OpObserver* op_observer = nullptr;  // of the device, as observe_ops has set it
 
   Communicator& group(Dimension dimension) const { return *groups[static_cast<size_t>(dimension)]; }
   // Makes a further group, which lives as long as this. All members make theirs in the same order.
@@ -37,6 +38,8 @@ struct RankContext {
   // What the rank has moved in all groups of a dimension.
   Traffic traffic(Dimension dimension) const;
   void reset_traffic();
+  // Shows an observer the device's ops; null ends it.
+  void observe_ops(OpObserver* observer);
   // Shows an observer the calls of every group; null ends it.
   void observe_calls(CallObserver* observer) const;
   int coordinate(Dimension axis) const { return grid->coordinate(rank, axis); }

@@ -52,6 +52,7 @@ class RowLayout {
   std::span<const LocalSpan> spans(int rank) const;
   // Position in the row of local token i of a rank.
   int64_t position(int rank, int64_t i) const;
+  bool operator==(const RowLayout&) const = default;
 
  private:
   std::vector<LocalSpan> spans_;  // rank-major

@@ -38,8 +38,8 @@ LinkRates link_rates(const Grid& grid, int rank, const Machine& machine, const H
   for (int i = 0; i < kDimensions; ++i) {
     bool one_host = true;
     if (hosts.hosts() > 1) {
-      const std::vector<int> group = grid.group_of(rank, static_cast<Dimension>(i));
-      one_host = hosts.host_of(group.front()) == hosts.host_of(group.back());  // ascending, and hosts are runs of ranks
+      const auto [first, last] = grid.ends_of_group(rank, static_cast<Dimension>(i));
+      one_host = hosts.host_of(first) == hosts.host_of(last);  // hosts are runs of ranks
     }
     rates[static_cast<size_t>(i)] = one_host ? machine.link_bandwidth : machine.network_bandwidth;
   }
@@ -132,7 +132,7 @@ BytesByDimension step_bytes(const Config& config, const ResolvedSizes& sizes) {
   BytesByDimension bytes{};
   for (int first : like) {
     const auto [of_rank, is_new] = of_first.try_emplace(first);
-    if (is_new) add(of_rank->second, record_rank(config, sizes, first, RunKind::train), sizes.micro_batches);
+    if (is_new) add(of_rank->second, record_rank(config, sizes, first, RunKind::train, nullptr), sizes.micro_batches);
     for (size_t i = 0; i < bytes.size(); ++i) bytes[i] += of_rank->second[i];
   }
   return bytes;
@@ -160,7 +160,7 @@ StepPlan plan_step(const Job& job, const Machine& machine, const HostMap& hosts)
     add(plan.bytes, record, job.sizes.micro_batches);
     const int64_t host = hosts.host_of(static_cast<int64_t>(rank));
     const int64_t device = (static_cast<int64_t>(rank) - hosts.first_rank(host)) % devices;
-    device_bytes[static_cast<size_t>(host * devices + device)] += record.memory.peak_bytes;
+    device_bytes[static_cast<size_t>(host * devices + device)] += record.memory->peak_bytes;
   }
   plan.pipeline_idle_seconds = static_cast<double>(config.parallel.pipeline_model_parallel_size - 1) /
                                static_cast<double>(job.sizes.pipeline_chunks) * slowest_micro_batch;
@@ -190,7 +190,7 @@ int64_t bytes_of(const StepPlan& plan, Dimension dimension) { return plan.bytes[
 std::string plan_json(const Job& job, const Machine& machine, const HostMap& hosts, const StepPlan& plan) {
   std::string text = fmt::format("{{\"fits\":{},\"ranks\":[", plan.fits);
   for (size_t rank = 0; rank < job.records.size(); ++rank) {
-    const MemoryPlan& memory = job.records[rank].memory;
+    const MemoryPlan& memory = *job.records[rank].memory;
     text +=
         fmt::format("{}{{\"rank\":{},\"peak_bytes\":{},\"by_purpose\":{{", rank ? "," : "", rank, memory.peak_bytes);
     for (int i = 0; i < kPurposes; ++i)
@@ -226,12 +226,12 @@ std::string memory_text(const std::vector<RankRecord>& records) {
   text += "\n";
   std::map<std::pair<int64_t, BytesByPurpose>, std::pair<size_t, int64_t>> lines;  // first rank, ranks
   for (size_t rank = 0; rank < records.size(); ++rank) {
-    const MemoryPlan& memory = records[rank].memory;
+    const MemoryPlan& memory = *records[rank].memory;
     ++lines.try_emplace({memory.peak_bytes, memory.by_purpose}, rank, 0).first->second.second;
   }
   const bool every = records.size() <= kMostRanksListed;
   for (size_t rank = 0; rank < records.size(); ++rank) {
-    const MemoryPlan& memory = records[rank].memory;
+    const MemoryPlan& memory = *records[rank].memory;
     const auto& [first, ranks] = lines.at({memory.peak_bytes, memory.by_purpose});
     if (!every && first != rank) continue;
     const std::string name = every || ranks == 1 ? fmt::format("{}", rank) : fmt::format("{} +{}", rank, ranks - 1);

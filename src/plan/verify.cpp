@@ -68,14 +68,16 @@ bool VerifyReport::equal() const {
   return gradients_equal && ranks_agree;
 }
 
-VerifyReport verify_layout(const Config& config, int world_size) {
-  const Job layout_job = make_job(config, world_size, RunKind::train, JobData::open);
-  Config one = layout_job.config;
-  one.parallel = {};
-  const Job one_job = make_job(one, 1, RunKind::train, JobData::open);
-
+std::optional<VerifyReport> verify_layout(const Config& config, int world_size, Processes* processes) {
+  const Job layout_job = make_job(config, world_size, RunKind::train, JobData::open, processes);
+  Gradients reference;
+  if (layout_job.runs_rank_0()) {
+    Config one = layout_job.config;
+    one.parallel = {};
+    reference = first_step_gradients(make_job(one, 1, RunKind::train, JobData::open));
+  }
   const Gradients layout = first_step_gradients(layout_job);
-  const Gradients reference = first_step_gradients(one_job);
+  if (!layout_job.runs_rank_0()) return std::nullopt;
 
   VerifyReport report;
   report.loss_layout = layout.loss;

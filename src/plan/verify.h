@@ -34,8 +34,9 @@ struct VerifyReport {
   bool equal() const;                         // all within the tolerance
 };
 
-// Runs step 1 of `config` on `world_size` ranks and on one.
-VerifyReport verify_layout(const Config& config, int world_size);
+// Runs step 1 of `config` on one rank and on `world_size`. Where the ranks are processes the one is rank 0's, for which
+// the others wait, and the report is rank 0's alone: nothing elsewhere.
+std::optional<VerifyReport> verify_layout(const Config& config, int world_size, Processes* processes = nullptr);
 
 std::string verify_json(const VerifyReport& report);
 std::string verify_text(const VerifyReport& report);

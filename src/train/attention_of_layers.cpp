@@ -64,7 +64,8 @@ AttentionOfLayers::AttentionOfLayers(const Config& config, RankContext& context,
         groups.inner = &add_level(context, inner_groups(sizes));
         groups.outer = &add_level(context, outer_groups(sizes));
       }
-      attention = std::make_unique<ContextAttention>(groups, layout, shape, type, all_gather);
+      RecordedCalls* recorded = context.device->dry() ? &recorded_.try_emplace(type, context).first->second : nullptr;
+      attention = std::make_unique<ContextAttention>(groups, layout, shape, type, all_gather, recorded);
     }
     layers_.push_back(attention.get());
   }

@@ -9,6 +9,7 @@
 
 #include "config/config.h"
 #include "parallel/context/context_attention.h"
+#include "parallel/context/recorded_calls.h"
 #include "parallel/rank_context.h"
 
 namespace farspan {
@@ -28,6 +29,7 @@ class AttentionOfLayers {
 
  private:
   std::map<CpCommType, std::unique_ptr<ContextAttention>> by_type_;
+  std::map<CpCommType, RecordedCalls> recorded_;  // of a dry device
   std::vector<const ContextAttention*> layers_;
 };
 

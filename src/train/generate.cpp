@@ -72,6 +72,12 @@ void generate(const Config& given, const GenerateOptions& options, const std::fu
   config.training.micro_batch_size = 1;
   config.training.global_batch_size = 1;
   const int64_t wanted = std::ssize(options.prompt) + options.max_tokens;
+  if (wanted > config.data.seq_length)
+    log_warning(
+        "a prompt of {} tokens and {} more pass seq_length {}: each new token sees the last {} alone; --max-tokens {} "
+        "or --seq-length {} would keep all in sight",
+        std::ssize(options.prompt), options.max_tokens, config.data.seq_length, config.data.seq_length,
+        std::max<int64_t>(1, config.data.seq_length - std::ssize(options.prompt)), wanted);
   config.data.seq_length = std::max<int64_t>(2, std::min(config.data.seq_length, wanted));
   std::vector<int32_t> prompt = options.prompt;
   if (std::ssize(prompt) > config.data.seq_length) prompt.erase(prompt.begin(), prompt.end() - config.data.seq_length);

@@ -4,17 +4,19 @@
 #include <numeric>
 
 #include "base/log.h"
+#include "base/math.h"
 #include "comm/mpi/mpi_world.h"
 #include "comm/threads/thread_world.h"
 #include "config/validate.h"
 #include "data/tokenizer.h"
+#include "train/address_space.h"
 #include "train/agreement.h"
 
 namespace farspan {
 
 std::vector<int64_t> Job::planned_bytes() const {
   std::vector<int64_t> bytes;
-  for (const RankRecord& record : records) bytes.push_back(record.memory.peak_bytes);
+  for (const RankRecord& record : records) bytes.push_back(record.memory->peak_bytes);
   return bytes;
 }
 
@@ -73,6 +75,18 @@ std::vector<RankRecord> records_of_this_machine(const Job& job) {
   return records;
 }
 
+// That the ranks of this process find room for their memory and threads.
+void check_process_holds(const Job& job) {
+  if (device_kind(job.config) != DeviceKind::cpu) return;
+  int64_t planned = 0;
+  if (job.processes != nullptr)
+    planned = job.records[static_cast<size_t>(job.processes->rank())].memory->peak_bytes;
+  else
+    for (int64_t bytes : job.planned_bytes()) planned += bytes;
+  const int64_t ranks = job.processes != nullptr ? 1 : job.sizes.world_size;
+  check_address_space(planned, checked_mul(ranks, job.threads), address_space_left());
+}
+
 }  // namespace
 
 bool Job::runs_rank_0() const { return processes == nullptr || processes->rank() == 0; }
@@ -92,6 +106,7 @@ Job make_job(Config config, int world_size, RunKind kind, std::shared_ptr<const 
   if (dataset->rows(Split::held_out) == 0) config.training.eval_iters = 0;
   Job job = recorded_job(std::move(config), sizes, kind, std::move(dataset), processes);
   check_fits(job.config, records_of_this_machine(job));
+  check_process_holds(job);
   return job;
 }
 
@@ -109,7 +124,7 @@ void run_job(const Job& job, const std::function<void(RankTrainer&, World&)>& bo
     const DeviceKind kind = device_kind(job.config);
     Device device(kind, job.threads, kind == DeviceKind::cuda ? world.gpu_of(rank) : 0);
     device.set_deterministic(job.config.training.deterministic);
-    Arena arena(device, job.records[static_cast<size_t>(rank)].memory);
+    Arena arena(device, *job.records[static_cast<size_t>(rank)].memory);
     RankContext context(rank, grid, device, arena);
     make_groups(context, [&](std::vector<int> ranks, Dimension dimension) {
       // Scalars that the host reads go over the group of all ranks.

@@ -30,10 +30,10 @@ class OpSum : public OpObserver {
 template <typename Body>
 PhaseCost measure(RankContext& context, Body&& body) {
   OpSum sum;
-  context.device->observe(&sum);
+  context.observe_ops(&sum);
   context.reset_traffic();
   body();
-  context.device->observe(nullptr);
+  context.observe_ops(nullptr);
   PhaseCost cost;
   cost.ops = sum.ops;
   for (size_t i = 0; i < cost.traffic.size(); ++i) cost.traffic[i] = context.traffic(static_cast<Dimension>(i));
@@ -54,6 +54,23 @@ void divide(PhaseCost& cost, int64_t parts) {
   }
 }
 
+// Calls body(trainer, context) on a rank of the dry device.
+template <typename Body>
+void on_dry_rank(const Config& config, const ResolvedSizes& sizes, int rank, RunKind kind, Body&& body) {
+  Device device(DryRun{device_kind(config)});
+  device.set_deterministic(config.training.deterministic);
+  Arena arena(device);
+  const Grid grid = grid_of(config, sizes);
+  RankContext context(rank, grid, device, arena);
+  make_groups(context, [&](std::vector<int> ranks, Dimension dimension) {
+    const auto own = std::find(ranks.begin(), ranks.end(), rank);
+    const int index = static_cast<int>(own - ranks.begin());
+    return make_dry_communicator(dimension, index, std::move(ranks));
+  });
+  RankTrainer trainer(config, sizes, context, nullptr, kind);
+  body(trainer, context);
+}
+
 }  // namespace
 
 Grid grid_of(const Config& config, const ResolvedSizes& sizes) {
@@ -64,20 +81,18 @@ Grid grid_of(const Config& config, const ResolvedSizes& sizes) {
               config.parallel.rank_order);
 }
 
-RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int rank, RunKind kind) {
-  Device device(DryRun{device_kind(config)});
-  device.set_deterministic(config.training.deterministic);
-  Arena arena(device);
-  const Grid grid = grid_of(config, sizes);
-  RankContext context(rank, grid, device, arena);
-  make_groups(context, [&](std::vector<int> ranks, Dimension dimension) {
-    int index = 0;
-    while (ranks[static_cast<size_t>(index)] != rank) ++index;
-    return make_dry_communicator(dimension, index, std::move(ranks));
-  });
+std::shared_ptr<const MemoryPlan> SharedPlans::laid_out(MemoryPlan recorded) {
+  // The newest first: neighbouring ranks are the ones that are alike.
+  const auto known =
+      std::find_if(plans_.rbegin(), plans_.rend(), [&](const auto& plan) { return same_recording(*plan, recorded); });
+  if (known != plans_.rend()) return *known;
+  lay_out(recorded);
+  return plans_.emplace_back(std::make_shared<const MemoryPlan>(std::move(recorded)));
+}
+
+RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int rank, RunKind kind, SharedPlans* plans) {
   RankRecord record;
-  {
-    RankTrainer trainer(config, sizes, context, nullptr, kind);
+  on_dry_rank(config, sizes, rank, kind, [&](RankTrainer& trainer, RankContext& context) {
     if (kind == RunKind::train) {
       record.micro_batch = measure(context, [&] { trainer.record_pass(); });
       divide(record.micro_batch, sizes.micro_batches / trainer.train_passes());
@@ -87,31 +102,66 @@ RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int ran
     if (kind == RunKind::evaluate || (kind == RunKind::train && config.training.eval_iters > 0))
       trainer.record_evaluation();
     if (kind == RunKind::generate) trainer.record_generation();
-    record.memory = arena.plan();
-  }
+    if (plans != nullptr) record.memory = plans->laid_out(context.arena->recorded());
+  });
   return record;
 }
+
+namespace {
+
+// What a rank's shard decides: its update.
+struct ShardUpdate {
+  int rank = 0;
+  MemoryPlan recorded;
+  PhaseCost cost;
+  bool like(const ShardUpdate& other) const { return cost == other.cost && same_recording(recorded, other.recorded); }
+};
+
+ShardUpdate shard_update(const Config& config, const ResolvedSizes& sizes, int rank) {
+  ShardUpdate update;
+  update.rank = rank;
+  on_dry_rank(config, sizes, rank, RunKind::train, [&](RankTrainer& trainer, RankContext& context) {
+    update.cost = measure(context, [&] { trainer.record_update(); });
+    update.recorded = context.arena->recorded();
+  });
+  return update;
+}
+
+}  // namespace
 
 std::vector<int> ranks_alike(const Config& config, const ResolvedSizes& sizes) {
   const int64_t tp = config.parallel.tensor_model_parallel_size;
   const bool equal_parts = config.model.vocab_size % tp == 0 && config.model.ffn_hidden_size % tp == 0;
-  const bool equal_shards = tp == 1 || config.parallel.zero_stage == 0;
+  const bool equal_shards = tp == 1 || config.parallel.zero_stage == 0 || sizes.data_parallel_size == 1;
   const Grid grid = grid_of(config, sizes);
-  std::map<std::array<int, 4>, int> first_at;
+  using Place = std::array<int, 3>;               // along tp, cp, pp
+  std::map<std::pair<Place, int>, int> first_at;  // and dp
+  std::map<Place, std::vector<ShardUpdate>> updates;
   std::vector<int> alike;
   for (int rank = 0; rank < sizes.world_size; ++rank) {
-    const std::array<int, 4> place = {equal_parts ? 0 : grid.coordinate(rank, Dimension::tp),
-                                      grid.coordinate(rank, Dimension::cp), grid.coordinate(rank, Dimension::pp),
-                                      equal_shards ? 0 : grid.coordinate(rank, Dimension::dp)};
-    alike.push_back(first_at.emplace(place, rank).first->second);
+    const Place place = {equal_parts ? 0 : grid.coordinate(rank, Dimension::tp), grid.coordinate(rank, Dimension::cp),
+                         grid.coordinate(rank, Dimension::pp)};
+    const auto [at, is_new] =
+        first_at.try_emplace({place, equal_shards ? 0 : grid.coordinate(rank, Dimension::dp)}, rank);
+    if (is_new && !equal_shards) {
+      ShardUpdate own = shard_update(config, sizes, rank);
+      std::vector<ShardUpdate>& known = updates[place];
+      const auto same = std::find_if(known.begin(), known.end(), [&](const ShardUpdate& u) { return u.like(own); });
+      if (same != known.end())
+        at->second = same->rank;
+      else
+        known.push_back(std::move(own));
+    }
+    alike.push_back(at->second);
   }
   return alike;
 }
 
 std::vector<RankRecord> record_ranks(const Config& config, const ResolvedSizes& sizes, RunKind kind) {
+  SharedPlans plans;
   std::vector<RankRecord> records;
   for (int first : ranks_alike(config, sizes))
-    records.push_back(first == std::ssize(records) ? record_rank(config, sizes, first, kind)
+    records.push_back(first == std::ssize(records) ? record_rank(config, sizes, first, kind, &plans)
                                                    : records[static_cast<size_t>(first)]);
   return records;
 }
@@ -135,9 +185,9 @@ int64_t memory_limit_bytes(const Config& config) {
 void check_fits(const Config& config, const std::vector<RankRecord>& records) {
   const size_t devices = static_cast<size_t>(devices_of_machine(config, static_cast<int>(records.size())));
   std::vector<int64_t> of_device(devices);
-  const MemoryPlan* largest = &records.front().memory;
+  const MemoryPlan* largest = records.front().memory.get();
   for (size_t rank = 0; rank < records.size(); ++rank) {
-    const MemoryPlan& memory = records[rank].memory;
+    const MemoryPlan& memory = *records[rank].memory;
     of_device[rank % devices] += memory.peak_bytes;
     if (memory.peak_bytes > largest->peak_bytes) largest = &memory;
   }

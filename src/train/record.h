@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -21,25 +22,39 @@ struct OpTotals {
   double flops = 0;
   double bytes = 0;
   int64_t calls = 0;
+  bool operator==(const OpTotals&) const = default;
 };
 
 struct PhaseCost {
   std::array<OpTotals, kOpClasses> ops;      // by OpClass
   std::array<Traffic, kDimensions> traffic;  // by Dimension, of this rank
+  bool operator==(const PhaseCost&) const = default;
 };
 
 struct RankRecord {
-  MemoryPlan memory;
-  PhaseCost micro_batch;  // forward and backward of one micro-batch
-  PhaseCost update;       // once a step: gradient sum and optimizer
+  std::shared_ptr<const MemoryPlan> memory;  // ranks that take the same buffers share one
+  PhaseCost micro_batch;                     // forward and backward of one micro-batch
+  PhaseCost update;                          // once a step: gradient sum and optimizer
 };
 
 Grid grid_of(const Config& config, const ResolvedSizes& sizes);
 
-RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int rank, RunKind kind);
+// The plans of ranks recorded one after the other. Most ranks of a job take the same buffers in the same order, and
+// laying them out is the larger part of recording a rank.
+class SharedPlans {
+ public:
+  std::shared_ptr<const MemoryPlan> laid_out(MemoryPlan recorded);
 
-// For every rank of the world the first one that does the same on the dry device: ranks that differ in rows alone, but
-// for what tensor parallelism has yet to sum of their shards, and tensor-parallel ranks with parts of one size.
+ private:
+  std::vector<std::shared_ptr<const MemoryPlan>> plans_;
+};
+
+// Without `plans` the costs alone, and no memory plan.
+RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int rank, RunKind kind, SharedPlans* plans);
+
+// For every rank of the world the first one that does the same on the dry device: ranks that differ in rows alone,
+// where their shards make no difference to what tensor parallelism has yet to sum, and tensor-parallel ranks with parts
+// of one size.
 std::vector<int> ranks_alike(const Config& config, const ResolvedSizes& sizes);
 
 // The records of all ranks of the world.

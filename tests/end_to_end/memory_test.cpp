@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory as the operating system counts it, at sizes where a second copy of anything would show.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <regex>
 
@@ -56,6 +57,31 @@ TEST(Memory, B042_OneStepAt131072TokensStaysUnderOneGiB) {
   ASSERT_EQ(run.status, 0) << run.command << "\n" << run.err;
   EXPECT_LT(run.peak_bytes, kGiB);
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // both reserve terabytes
+// Whatever the limit on addresses, a run ends well or says why in one line, never in a signal.
+TEST(Memory, ALimitOnAddressesEndsInOneLine) {
+  const test::ScratchFolder folder;
+  const std::string text = long_text(folder, 4096);
+  const std::string config = folder.write("small.yaml",
+                                          "model:\n  num_layers: 2\n  hidden_size: 32\n  num_attention_heads: "
+                                          "2\ndata:\n  seq_length: 64\n  split: \"100,0\"\n"
+                                          "training:\n  train_iters: 1\n  eval_iters: 0\n");
+  int refused = 0, done = 0;
+  for (int64_t mib : {150, 250, 350, 450, 550, 650, 750, 850, 1500, 32000}) {
+    const ProgramResult run = run_program("train " + config + " --ranks 8 --context-parallel-size 8 --path " + text +
+                                              " --output " + folder.path() + "/run" + std::to_string(mib),
+                                          "", "ulimit -v " + std::to_string(mib * 1024) + "; ");
+    EXPECT_TRUE(run.status == 0 || run.status == 4) << mib << " MiB: " << run.status << "\n" << run.err;
+    (run.status == 0 ? done : refused) += 1;
+    if (run.status != 4) continue;
+    EXPECT_THAT(run.last_error_line(), ::testing::StartsWith("farspan: error: "));
+    EXPECT_THAT(run.last_error_line(), ::testing::HasSubstr("ulimit -v"));
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_GT(done, 0);
+}
+#endif
 
 }  // namespace
 }  // namespace farspan

@@ -32,7 +32,9 @@ struct ProgramResult {
 
 // `arguments` as in a shell; `environment`: "NAME=value ..." for this run. Variables of process launchers are unset, so
 // that the tests themselves may run inside a batch job, and no GPU is seen: what is expected is of a CPU.
-inline ProgramResult run_program(const std::string& arguments, const std::string& environment = "") {
+// `first`: what the shell does before it becomes the program, such as "ulimit -v 1000000; ".
+inline ProgramResult run_program(const std::string& arguments, const std::string& environment = "",
+                                 const std::string& first = "") {
   const char* program = std::getenv("FARSPAN_PROGRAM");
   if (program == nullptr) {
     ADD_FAILURE() << "set FARSPAN_PROGRAM to the program to test, such as build/release/farspan";
@@ -41,6 +43,7 @@ inline ProgramResult run_program(const std::string& arguments, const std::string
   const test::ScratchFolder folder;
   ProgramResult result;
   result.command =
+      first +
       "exec env -u OMPI_COMM_WORLD_SIZE -u PMI_SIZE -u SLURM_NTASKS -u SLURM_PROCID -u SLURM_STEP_NUM_TASKS -u "
       "SLURM_STEP_TASKS_PER_NODE CUDA_VISIBLE_DEVICES= " +
       environment + " " + program + " " + arguments;

@@ -265,6 +265,34 @@ TEST_F(Train, EvaluationAndGenerationReadTheCheckpoint) {
   EXPECT_EQ(run("generate", "--max-tokens 20 --prompt abc" + load).out, text.out);
 }
 
+TEST_F(Train, GenerationPastTheContextSaysWhatIsSeen) {
+  ASSERT_EQ(run("train", output("run")).status, 0);
+  const std::string load = " --load " + folder_.path() + "/run";
+  const ProgramResult within = run("generate", "--max-tokens 5 --prompt abc" + load);
+  EXPECT_EQ(within.status, 0) << within.err;
+  EXPECT_THAT(within.err, ::testing::Not(HasSubstr("warning")));
+  const ProgramResult past = run("generate", "--seq-length 8 --max-tokens 20 --prompt abcdef" + load);
+  EXPECT_EQ(past.status, 0) << past.err;
+  EXPECT_THAT(past.err,
+              HasSubstr("a prompt of 6 tokens and 20 more pass seq_length 8: each new token sees the last 8"));
+  EXPECT_THAT(past.out, StartsWith("abcdef"));
+  const ProgramResult prompt_alone = run("generate", "--seq-length 4 --max-tokens 1 --prompt abcdef" + load);
+  EXPECT_EQ(prompt_alone.status, 0) << prompt_alone.err;
+}
+
+// No length asked for ends in a crash, or in a run that cannot end.
+TEST_F(Train, GenerationOfMoreThanFitsIsRefused) {
+  ASSERT_EQ(run("train", output("run")).status, 0);
+  const std::string load = " --load " + folder_.path() + "/run";
+  const ProgramResult memory = run("generate", "--max-tokens 1000000000 --seq-length 2000000000 --prompt abc" + load);
+  EXPECT_EQ(memory.status, 4) << memory.err;
+  EXPECT_THAT(memory.last_error_line(), HasSubstr("the plan needs"));
+  EXPECT_EQ(memory.out, "");
+  const ProgramResult bound = run("generate", "--max-tokens 9223372036854775807 --prompt abc" + load);
+  EXPECT_EQ(bound.status, 2) << bound.err;
+  EXPECT_THAT(bound.last_error_line(), HasSubstr("use at most 1000000000"));
+}
+
 TEST_F(Train, VerifyAgreesAndPlanNeedsNoData) {
   EXPECT_EQ(run("verify", "--ranks 4 --context-parallel-size 4").status, 0);
   EXPECT_EQ(run("verify", "--ranks 4 --context-parallel-size 2 --cp-comm-type all_gather --json").status, 0);

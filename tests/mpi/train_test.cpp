@@ -202,6 +202,24 @@ TEST_F(MpiTrain, CommandsOnPaperTakeTheWorldFromTheLauncher) {
   EXPECT_EQ(help.wait(), 0) << help.err();
 }
 
+TEST_F(MpiTrain, VerifyHoldsProcessesAgainstOneRank) {
+  const std::string layout = "--context-parallel-size 2 --zero-stage 2 --global-batch-size 2";
+  Launched processes(fmt::format("-n 4 {} {}", program(), command("verify", layout + " --json")));
+  ASSERT_EQ(processes.wait(), 0) << processes.err();
+  const ProgramResult threads = run_program(command("verify", layout + " --ranks 4 --json"));
+  EXPECT_EQ(threads.status, 0) << threads.err;
+  EXPECT_THAT(threads.out, StartsWith("{\"equal\":true,"));
+  EXPECT_EQ(processes.out(), threads.out);
+}
+
+TEST_F(MpiTrain, GenerationSaysThatItTakesNoLauncher) {
+  Launched run(fmt::format("-n 2 {} {}", program(), command("generate", "--prompt a --load nowhere")));
+  EXPECT_EQ(run.wait(), 2);
+  EXPECT_THAT(run.last_line(), AllOf(StartsWith("farspan: error: generate runs in one process"),
+                                     HasSubstr("start it without the launcher")));
+  EXPECT_EQ(occurrences(run.err(), "farspan: error: "), 1u) << run.err();
+}
+
 TEST_F(MpiTrain, BackendMpiWithoutALauncherIsAWorldOfOne) {
   const ProgramResult one = run_program(command("train", "--backend mpi " + output("run")));
   EXPECT_EQ(one.status, 0) << one.err;

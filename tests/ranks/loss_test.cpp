@@ -277,6 +277,64 @@ TEST(Loss, B120_AttentionWorkCountsVisiblePairsOnly) {
   EXPECT_EQ(train(with_cp(config, 4), 4, rows({{16, 16, 16, 16}})).steps[0].totals.layer_pairs, 2 * 4 * 16 * 17 / 2);
 }
 
+// Ids that 16 bits cannot hold.
+class WideIds : public GivenRows {
+ public:
+  WideIds() : GivenRows({{4}}, 70002) {}
+  void read(const Row&, Span span, std::span<int32_t> tokens, std::span<int32_t> labels) const override {
+    constexpr int32_t kIds[] = {5, 65535, 65536, 70001};
+    for (int64_t i = span.begin; i < span.end; ++i) {
+      const size_t at = static_cast<size_t>(i - span.begin);
+      tokens[at] = i < 4 ? kIds[i] : 0;
+      labels[at] = i < 3 ? kIds[i + 1] : kIgnoredLabel;
+    }
+  }
+};
+
+TEST(Loss, B084_IdsPast65535Arrive) {
+  Config config = model_m(4);
+  config.model.vocab_size = 70002;
+  const WideIds dataset;
+  const SequenceLayout layout(CpLayout::zigzag, 4, 1);
+  const BatchLoader loader(config, layout, 0, &dataset);
+  const std::vector<Row> rows = {dataset.row(Split::train, 0)};
+  Device dry(DryRun{DeviceKind::cpu});
+  Arena recording(dry);
+  {
+    const ProgramScope program(recording, "load");
+    loader.load(dry, recording, rows);
+  }
+  Device device(DeviceKind::cpu, 1);
+  Arena arena(device, recording.plan());
+  const ProgramScope program(arena, "load");
+  const LoadedBatch loaded = loader.load(device, arena, rows);
+  const int32_t* tokens = loaded.tokens.tensor().data<int32_t>();
+  EXPECT_THAT(std::vector<int32_t>(tokens, tokens + 4), ::testing::ElementsAre(5, 65535, 65536, 70001));
+  const int32_t* labels = loaded.labels.tensor().data<int32_t>();
+  EXPECT_THAT(std::vector<int32_t>(labels, labels + 4), ::testing::ElementsAre(65535, 65536, 70001, kIgnoredLabel));
+}
+
+TEST(Loss, B111_EveryBatchSizeGivesTheGradientsOfItsRows) {
+  for (int64_t batch = 1; batch <= 20; ++batch) {
+    SCOPED_TRACE(batch);
+    Config config = model_m(256);
+    config.training.global_batch_size = batch;
+    const auto dataset = one_document_rows(batch, 256);
+    const Outcome alone = train(config, 1, dataset);
+    config.training.micro_batch_size = batch;
+    const Outcome together = train(config, 1, dataset);
+    ASSERT_EQ(alone.gradients.size(), together.gradients.size());
+    float largest = 0, difference = 0;
+    for (size_t i = 0; i < alone.gradients.size(); ++i) {
+      largest = std::max(largest, std::abs(alone.gradients[i]));
+      difference = std::max(difference, std::abs(alone.gradients[i] - together.gradients[i]));
+    }
+    EXPECT_GT(largest, 0);
+    EXPECT_LE(difference, 1e-5F * largest);  // sums of the same terms in another order
+    EXPECT_EQ(together.highest_bytes[0], together.plans[0].peak_bytes);
+  }
+}
+
 TEST(Optimizer, B077_AGradientThatIsNotFiniteSkipsTheStepAndAHugeOneDoesNot) {
   Config config = model_m(12);
   config.optimizer.clip_grad = 1;

@@ -69,7 +69,7 @@ TEST(MemoryPlan, KeptBytesFallAsOneOverCp) {
   const auto kept = [](int64_t cp) {
     const Job job =
         make_job(with_cp(model_m(4096), cp), static_cast<int>(cp), RunKind::train, one_document_rows(1, 4096));
-    return largest(job.records[0].memory, Purpose::kept);
+    return largest(*job.records[0].memory, Purpose::kept);
   };
   for (int64_t cp : {2, 4, 8}) EXPECT_EQ(kept(cp) * cp, kept(1)) << cp;
 }
@@ -79,7 +79,7 @@ TEST(MemoryPlan, TheRingsLiveBytesDoNotDependOnCp) {
     const int64_t length = 2048 * cp;
     const Job job =
         make_job(with_cp(model_m(length), cp), static_cast<int>(cp), RunKind::train, one_document_rows(1, length));
-    return largest(job.records[0].memory, Purpose::communication);
+    return largest(*job.records[0].memory, Purpose::communication);
   };
   EXPECT_GT(ring(2), 0);
   EXPECT_EQ(ring(8), ring(4));
@@ -95,7 +95,7 @@ TEST(MemoryPlan, PoliciesOrderAsTheyShould) {
     Config config = model_m(2048);
     config.model.num_layers = 8;
     config.memory.recompute_granularity = recompute;
-    return make_job(config, 1, RunKind::train, one_document_rows(1, 2048)).records[0].memory.peak_bytes;
+    return make_job(config, 1, RunKind::train, one_document_rows(1, 2048)).records[0].memory->peak_bytes;
   };
   EXPECT_LT(peak(Recompute::full), peak(Recompute::selective));
   EXPECT_LT(peak(Recompute::selective), peak(Recompute::none));
@@ -105,7 +105,7 @@ TEST(MemoryPlan, LayoutWastesLittleBeyondTheLiveBytes) {
   Config config = model_m(2048);
   config.model.num_layers = 6;
   const Job job = make_job(with_cp(config, 4), 4, RunKind::train, one_document_rows(1, 2048));
-  for (const PlannedProgram& program : job.records[0].memory.programs)
+  for (const PlannedProgram& program : job.records[0].memory->programs)
     EXPECT_LE(program.end, program.live_peak + program.live_peak / 20) << program.name;
 }
 
@@ -116,7 +116,7 @@ TEST(MemoryPlan, B108_EvaluationNeedsNoMoreThanTraining) {
   const Job job = make_job(config, 1, RunKind::train, one_document_rows(1, 1024));
   int64_t train_end = 0;
   int64_t evaluate_end = 0;
-  for (const PlannedProgram& program : job.records[0].memory.programs) {
+  for (const PlannedProgram& program : job.records[0].memory->programs) {
     (program.name == "train" ? train_end : evaluate_end) = program.end;
     for (const PlannedBuffer& buffer : program.buffers) EXPECT_LT(buffer.bytes, 1024 * 32000 * 4) << buffer.name;
   }
@@ -128,9 +128,20 @@ TEST(MemoryPlan, B109_MicroBatchesDoNotAddUp) {
   Config config = model_m(64);
   const auto peak = [&](int64_t batch) {
     config.training.global_batch_size = batch;
-    return make_job(config, 1, RunKind::train, one_document_rows(16, 64)).records[0].memory.peak_bytes;
+    return make_job(config, 1, RunKind::train, one_document_rows(16, 64)).records[0].memory->peak_bytes;
   };
   EXPECT_EQ(peak(16), peak(1));
+}
+
+// One allocation of a size that no document decides: nothing can be split, and nothing grows.
+TEST(MemoryPlan, B110_StepsOfDocumentsOfAnyLengthUseTheSameMemory) {
+  const auto highest = [](const std::vector<std::vector<int64_t>>& rows) {
+    const Config config = with_cp(model_m(512), 2);
+    const Outcome outcome = train(config, 2, std::make_shared<GivenRows>(rows, 257), std::ssize(rows));
+    for (size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(outcome.highest_bytes[rank], outcome.plans[rank].peak_bytes);
+    return outcome.highest_bytes;
+  };
+  EXPECT_EQ(highest({{512}, {31}, {256, 256}, {1, 40, 300}, {64, 64, 64}, {512}, {8}, {511, 1}}), highest({{512}}));
 }
 
 TEST(MemoryPlan, APlanLargerThanTheLimitIsRefusedWithTheNumbers) {

@@ -152,7 +152,7 @@ inline Outcome train(const Config& config, int ranks, const std::shared_ptr<cons
   const Job job = training_job(config, ranks, dataset, threads);
   Outcome outcome;
   outcome.highest_bytes.resize(static_cast<size_t>(ranks));
-  for (const RankRecord& record : job.records) outcome.plans.push_back(record.memory);
+  for (const RankRecord& record : job.records) outcome.plans.push_back(*record.memory);
   outcome.table = std::make_shared<ParameterTable>(job.config.model);
   run_job(job, [&](RankTrainer& trainer, World&) {
     const size_t rank = static_cast<size_t>(trainer.context().rank);

@@ -374,6 +374,8 @@ TEST(CommandLine, GenerateOptions) {
   EXPECT_EQ(parse({"generate", "a.yaml", "--prompt", "- a list"}).prompt, "- a list");
   EXPECT_EQ(parse({"generate", "a.yaml", "--prompt=--lr"}).prompt, "--lr");
   EXPECT_THAT(parse_error({"generate", "a.yaml", "--max-tokens", "0"}), HasSubstr("--max-tokens 0"));
+  EXPECT_THAT(parse_error({"generate", "a.yaml", "--max-tokens", "9223372036854775807"}),
+              HasSubstr("--max-tokens 9223372036854775807 is too large; use at most 1000000000"));
   EXPECT_THAT(parse_error({"generate", "a.yaml", "--temperature", "-1"}), HasSubstr("--temperature -1"));
 }
 

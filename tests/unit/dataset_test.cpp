@@ -2,6 +2,7 @@
 #include "data/dataset.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <numeric>
@@ -272,6 +273,27 @@ TEST(RowIndex, EqualsTheDefinition) {
     }
     EXPECT_EQ(row, index.rows()) << "trial " << trial;
   }
+}
+
+// There is no cache that could be stale: what a folder's rows are is worked out each time, and nothing is written.
+TEST(Dataset, B043_NothingIsKeptFromOneCuttingToTheNext) {
+  const ScratchFolder folder;
+  folder.write("texts/1", "acgtacgtac");
+  DataConfig config = byte_config(folder, 4);
+  config.path = {folder.path("texts")};
+  const auto rows = [&] { return Dataset::open(config, 0)->rows(Split::train); };
+  EXPECT_EQ(rows(), 3);  // 10 bytes and the end mark
+  config.seq_length = 8;
+  EXPECT_EQ(rows(), 2);
+  config.tokenizer = "dna";
+  const auto bases = Dataset::open(config, 0);
+  EXPECT_LT(bases->vocab_size(), 256);
+  EXPECT_NE(read(*bases, 0, 8).tokens[0], static_cast<int32_t>('a'));
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path()))
+    files.push_back(entry.path().filename());
+  std::sort(files.begin(), files.end());
+  EXPECT_THAT(files, ElementsAre("1", "texts"));
 }
 
 TEST(Dataset, B060_FiveTokensFourTargets) {

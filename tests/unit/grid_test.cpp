@@ -84,7 +84,10 @@ TEST(Grid, EveryOrderPartitionsTheRanks) {
         EXPECT_TRUE(std::is_sorted(group.begin(), group.end()));
         EXPECT_GT(group.front(), last_first);
         last_first = group.front();
-        for (int rank : group) EXPECT_EQ(grid.group_of(rank, dimension), group);
+        for (int rank : group) {
+          EXPECT_EQ(grid.group_of(rank, dimension), group);
+          EXPECT_EQ(grid.ends_of_group(rank, dimension), std::pair(group.front(), group.back()));
+        }
         seen.insert(seen.end(), group.begin(), group.end());
       }
       std::sort(seen.begin(), seen.end());

@@ -10,6 +10,7 @@
 #include "parallel/context/head_exchange.h"
 #include "parallel/context/hierarchy.h"
 #include "parallel/context/key_schedule.h"
+#include "parallel/context/recorded_calls.h"
 #include "parallel/deal.h"
 
 namespace farspan {
@@ -97,8 +98,14 @@ struct TradedHeads {
 }  // namespace
 
 ContextAttention::ContextAttention(const ContextGroups& groups, const SequenceLayout& layout,
-                                   ContextAttentionShape shape, CpCommType comm_type, AllGatherOptions all_gather)
-    : groups_(groups), layout_(layout), shape_(shape), comm_type_(comm_type), all_gather_(all_gather) {
+                                   ContextAttentionShape shape, CpCommType comm_type, AllGatherOptions all_gather,
+                                   RecordedCalls* recorded)
+    : groups_(groups),
+      layout_(layout),
+      shape_(shape),
+      comm_type_(comm_type),
+      all_gather_(all_gather),
+      recorded_(recorded) {
   FARSPAN_CHECK(groups.cp != nullptr && groups.cp->size() == layout.cp(),
                 "context attention: a group of {} ranks, a layout for {}", groups.cp == nullptr ? 0 : groups.cp->size(),
                 layout.cp());
@@ -199,10 +206,14 @@ void ContextAttention::forward(Device& device, Arena& arena, const BatchMask& ma
   check(x);
   check_tensor("out", out, query.dtype(), query.shape());
   check_tensor("lse", lse, DType::f32, {query.dim(0), shape_.heads, query.dim(1)});
-  if (head_group_ == nullptr)
-    forward_own_heads(x, out, lse);
-  else
-    forward_traded_heads(x, out, lse);
+  const auto run = [&] {
+    if (head_group_ == nullptr)
+      forward_own_heads(x, out, lse);
+    else
+      forward_traded_heads(x, out, lse);
+  };
+  if (recorded_ == nullptr) return run();
+  recorded_->run(RecordedCalls::Pass::forward, mask, dropout.probability, query.dtype(), run);
 }
 
 void ContextAttention::forward_own_heads(const Inputs& x, const Tensor& out, const Tensor& lse) const {
@@ -251,13 +262,20 @@ void ContextAttention::backward(Device& device, Arena& arena, const BatchMask& m
   check_tensor("d_key", d_key, query.dtype(), key.shape());
   check_tensor("d_value", d_value, query.dtype(), value.shape());
   const Gradients d{out, d_out, d_query, d_key, d_value};
+  const auto run = [&] { run_backward_pass(x, d, lse); };
+  if (recorded_ == nullptr) return run();
+  recorded_->run(RecordedCalls::Pass::backward, mask, dropout.probability, query.dtype(), run);
+}
+
+void ContextAttention::run_backward_pass(const Inputs& x, const Gradients& d, const Tensor& lse) const {
   // A GPU's attention makes delta from out where it needs it. Traded, delta is less to move than out, and out is only
   // moved for the implementation that reads it, cuDNN's.
-  const bool reads_out = attention_writes_rounded(device) && (head_group_ == nullptr || query.dtype() == DType::bf16);
+  const bool reads_out =
+      attention_writes_rounded(x.device) && (head_group_ == nullptr || x.query.dtype() == DType::bf16);
   Buffer delta;
   if (!reads_out) {
-    delta = arena.take("attention.delta", DType::f32, lse.shape(), Purpose::workspace);
-    write_delta(device, out, d_out, delta.tensor());
+    delta = x.arena.take("attention.delta", DType::f32, lse.shape(), Purpose::workspace);
+    write_delta(x.device, d.out, d.d_out, delta.tensor());
   }
   if (head_group_ == nullptr)
     backward_own_heads(x, d, lse, delta);

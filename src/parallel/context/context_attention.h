@@ -66,12 +66,14 @@ struct ContextGroups {
 struct AttentionCall;
 struct OutputGradient;
 
+class RecordedCalls;
+
 class ContextAttention {
  public:
-  // `comm_type` is not automatic (choose_cp_comm_type resolves it). Throws ConfigError when the heads do not divide as
-  // the type needs.
+  // `comm_type` is not automatic (choose_cp_comm_type resolves it). `recorded`: of a dry device, for this alone. Throws
+  // ConfigError when the heads do not divide as the type needs.
   ContextAttention(const ContextGroups& groups, const SequenceLayout& layout, ContextAttentionShape shape,
-                   CpCommType comm_type, AllGatherOptions all_gather = {});
+                   CpCommType comm_type, AllGatherOptions all_gather = {}, RecordedCalls* recorded = nullptr);
 
   // query (B, s, A, D), key and value (B, s, K, D), f32 or bf16 with last stride 1 (views into a fused QKV are fine).
   // out (B, s, A, D) in the same dtype, lse (B, A, s) f32: both written. Of `dropout`, probability and key are read.
@@ -92,6 +94,7 @@ class ContextAttention {
   // Without and with trading tokens for heads first.
   void forward_own_heads(const Inputs& x, const Tensor& out, const Tensor& lse) const;
   void forward_traded_heads(const Inputs& x, const Tensor& out, const Tensor& lse) const;
+  void run_backward_pass(const Inputs& x, const Gradients& d, const Tensor& lse) const;
   void backward_own_heads(const Inputs& x, const Gradients& d, const Tensor& lse, const Tensor& delta) const;
   void backward_traded_heads(const Inputs& x, const Gradients& d, const Tensor& lse, Buffer delta) const;
   // Whether each result is written once and in the caller's dtype, without a running state or a sum: on a device that
@@ -109,6 +112,7 @@ class ContextAttention {
   AllGatherOptions all_gather_;
   Communicator* head_group_ = nullptr;  // among whose ranks heads are traded; null: none are
   Communicator* key_group_ = nullptr;   // among whose ranks keys travel; null: none do
+  RecordedCalls* recorded_ = nullptr;   // null: every call is run
 };
 
 }  // namespace farspan

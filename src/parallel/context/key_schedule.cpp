@@ -41,17 +41,18 @@ void add_parcel(std::vector<Parcel>& parcels, int peer, std::vector<Segment> seg
   if (!segments.empty()) parcels.push_back(parcel_of(peer, std::move(segments)));
 }
 
-// The largest parcel, in tokens, that any rank receives at a hop.
-int64_t largest_need(const KeyNeeds& needs, int ranks, int hop) {
+// The largest parcel, in tokens, that any rank receives at a hop; `enough` or more where there is one of as many, which
+// of all that a rank owns one of the first readers mostly wants.
+int64_t largest_need(const KeyNeeds& needs, int ranks, int hop, int64_t enough) {
   int64_t largest = 0;
-  for (int reader = 0; reader < ranks; ++reader)
+  for (int reader = 0; reader < ranks && largest < enough; ++reader)
     largest = std::max(largest, needs.tokens(reader, (reader - hop + ranks) % ranks));
   return largest;
 }
 
 bool anybody_needs_anything(const KeyNeeds& needs, int ranks) {
   for (int hop = 1; hop < ranks; ++hop)
-    if (largest_need(needs, ranks, hop) > 0) return true;
+    if (largest_need(needs, ranks, hop, 1) > 0) return true;
   return false;
 }
 
@@ -95,6 +96,7 @@ KeySchedule p2p_schedule(const AttentionCall& call) {
   KeySchedule schedule{p2p_sizes(call.rows.count() * call.local_length(), ranks, call.shape, least), {}};
   const Span heads{0, schedule.sizes.heads};
   const int64_t piece = schedule.sizes.capacity / schedule.sizes.heads;
+  const int64_t own_tokens = call.rows.count() * call.local_length();
 
   const KeyNeeds needs(call.rows, ranks);
   for (int hop = 1; hop < ranks; ++hop) {
@@ -102,7 +104,7 @@ KeySchedule p2p_schedule(const AttentionCall& call) {
     const int target = (me + hop) % ranks;
     const std::vector<Segment> received = needs.segments(me, source);
     const std::vector<Segment> sent = needs.segments(target, me);
-    const int64_t pieces = ceil_div(largest_need(needs, ranks, hop), piece);
+    const int64_t pieces = ceil_div(largest_need(needs, ranks, hop, own_tokens), piece);
     for (int64_t p = 0; p < pieces; ++p) {
       ExchangeStep step{fmt::format("hop {}.{}", hop, p), heads, {}, {}};
       add_parcel(step.sends, target, cut(sent, p * piece, (p + 1) * piece));
