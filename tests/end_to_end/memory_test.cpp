@@ -33,7 +33,7 @@ TEST(Memory, ResidentPeakIsThePlanAtSeveralGiB) {
   const std::string text = long_text(folder, 20000);
   const std::string config =
       folder.write("large.yaml",
-                   "model:\n  num_layers: 3\n  hidden_size: 768\n  ffn_hidden_size: 2048\n  num_attention_heads: 12\n  "
+                   "model:\n  num_layers: 4\n  hidden_size: 768\n  ffn_hidden_size: 2048\n  num_attention_heads: 12\n  "
                    "num_query_groups: 4\n"
                    "data:\n  seq_length: 8192\ntraining:\n  train_iters: 1\n  eval_iters: 0\noutput:\n  keep: 1\n");
   const ProgramResult run = run_program("train " + config + " --path " + text +
@@ -72,6 +72,9 @@ TEST(Memory, ALimitOnAddressesEndsInOneLine) {
     const ProgramResult run = run_program("train " + config + " --ranks 8 --context-parallel-size 8 --path " + text +
                                               " --output " + folder.path() + "/run" + std::to_string(mib),
                                           "", "ulimit -v " + std::to_string(mib * 1024) + "; ");
+    // The libraries of a program with CUDA may be more than the smallest limit holds, of which the system's loader
+    // tells.
+    if (run.status == 127 && run.err.find("while loading shared libraries") != std::string::npos) continue;
     EXPECT_TRUE(run.status == 0 || run.status == 4) << mib << " MiB: " << run.status << "\n" << run.err;
     (run.status == 0 ? done : refused) += 1;
     if (run.status != 4) continue;
