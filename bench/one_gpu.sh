@@ -4,7 +4,7 @@
 # does FP8 gain, what does context parallelism cost, and is the memory what was planned. Prints a line for each thing as it is
 # known, and all of them as one table at the end.
 #
-#   bench/one_gpu.sh [--build DIR] [--output DIR] [--only PARTS] [--quick]
+#   bench/one_gpu.sh [--build DIR] [--output DIR] [--only PARTS] [--lens LIST] [--quick]
 #
 #   --build DIR   default build/release, with its tests and benchmarks
 #   --output DIR  where runs and their logs go (default: a new folder under /tmp)

@@ -2,10 +2,8 @@
 // What a layer's forward keeps for its backward. The layer's input is always kept. Everything else is either kept or
 // computed again, by the same ops on the same operands, so every policy gives the same bits.
 //
-//   none       what matrix products and attention gave is kept; what one pass over memory makes again, normalised
-//   inputs
-//              and the product of gate and up, is not (0.4 % of a step, and 1.8 GB of 8192 tokens of a 1.7 billion
-//              model)
+//   none       what matrix products and attention gave is kept; what one pass over memory makes again (normalised
+//              inputs, the product of gate and up) is not
 //   selective  attention output and log-sum-exp are kept, so attention never runs twice; of the rest, what
 //              recompute_modules names is computed again: layernorm (normalised inputs), qkv (queries, keys, values),
 //              attn_proj (the stream after attention), mlp (gate and up). Empty: all four.

@@ -28,8 +28,7 @@ double distance(const std::vector<float>& found, const std::vector<float>& expec
   return std::sqrt(squares / signal);
 }
 
-// Rounding to 4 or 3 significant bits moves a gradient by a few per cent, and a loss hardly. With the same products in
-// bf16 the distance is below 1 % (Layouts.B018).
+// Rounding to 4 or 3 significant bits moves a gradient by a few per cent (2.6 here), and a loss hardly.
 TEST(Fp8Training, GradientsAreNearThoseOfFp32) {
   Config config = fp8_model(64);
   const auto dataset = one_document_rows(1, 64);
@@ -42,29 +41,33 @@ TEST(Fp8Training, GradientsAreNearThoseOfFp32) {
   EXPECT_LT(far, 0.1);
 }
 
-// Roundings that a layout moves stay as far from one rank as rounding itself is from fp32.
+// Where a layout gives products other operands (tensor parallelism rounds partial sums of other parts, 1.4 % here) or
+// attention another order, some roundings fall otherwise and are no farther from one rank than rounding itself is from
+// fp32. Where every product is the same, so is the gradient.
 TEST(Fp8Training, EveryLayoutIsNearOneRank) {
   Config config = fp8_model(64);
   config.training.global_batch_size = 2;
   const auto dataset = one_document_rows(2, 64);
   const Outcome one = train(config, 1, dataset);
+  constexpr double kRounding = 3e-2, kSame = 1e-5;
   struct Layout {
     const char* name;
     int ranks;
+    double allowed;
     void (*set)(ParallelConfig&);
   };
   for (const Layout& layout :
-       {Layout{"cp 2", 2, [](ParallelConfig& p) { p.context_parallel_size = 2; }},
-        Layout{"tp 2", 2, [](ParallelConfig& p) { p.tensor_model_parallel_size = 2; }},
-        Layout{"tp 2 with sequence parallelism", 2,
+       {Layout{"cp 2", 2, kRounding, [](ParallelConfig& p) { p.context_parallel_size = 2; }},
+        Layout{"tp 2", 2, kRounding, [](ParallelConfig& p) { p.tensor_model_parallel_size = 2; }},
+        Layout{"tp 2 with sequence parallelism", 2, kRounding,
                [](ParallelConfig& p) { p.tensor_model_parallel_size = 2, p.sequence_parallel = true; }},
-        Layout{"pp 2", 2, [](ParallelConfig& p) { p.pipeline_model_parallel_size = 2; }},
-        Layout{"dp 2, ZeRO 3", 2, [](ParallelConfig& p) { p.zero_stage = 3; }}}) {
+        Layout{"pp 2", 2, kSame, [](ParallelConfig& p) { p.pipeline_model_parallel_size = 2; }},
+        Layout{"dp 2, ZeRO 3", 2, kSame, [](ParallelConfig& p) { p.zero_stage = 3; }}}) {
     Config cut = config;
     layout.set(cut.parallel);
     const Outcome outcome = train(cut, layout.ranks, dataset);
     EXPECT_NEAR(*outcome.steps[0].totals.loss, *one.steps[0].totals.loss, 2e-3) << layout.name;
-    EXPECT_LT(distance(outcome.gradients, one.gradients), 3e-2) << layout.name;
+    EXPECT_LT(distance(outcome.gradients, one.gradients), layout.allowed) << layout.name;
     for (size_t rank = 0; rank < outcome.plans.size(); ++rank)
       EXPECT_EQ(outcome.highest_bytes[rank], outcome.plans[rank].peak_bytes) << layout.name << " rank " << rank;
   }

@@ -16,8 +16,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kElements = 8;  // a vector of 16 bytes
 
-__device__ __forceinline__ uint32_t larger_halves(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
-
 // Dense rows come as one.
 __global__ void __launch_bounds__(kThreads)
     largest_magnitude(const BFloat16* x, int64_t stride, int64_t rows, int64_t vectors, bool aligned,
@@ -31,13 +29,13 @@ __global__ void __launch_bounds__(kThreads)
       vector.load(from);
       const auto* pairs = reinterpret_cast<const uint32_t*>(vector.words);
 #pragma unroll
-      for (int k = 0; k < kElements / 2; ++k) largest = larger_halves(largest, pairs[k] & 0x7fff7fffu);
+      for (int k = 0; k < kElements / 2; ++k) largest = __vmaxu2(largest, pairs[k] & 0x7fff7fffu);
     } else {
-      for (int k = 0; k < kElements; ++k) largest = larger_halves(largest, from[k].bits & 0x7fffu);
+      for (int k = 0; k < kElements; ++k) largest = __vmaxu2(largest, from[k].bits & 0x7fffu);
     }
   }
   for (int offset = kWarp / 2; offset > 0; offset /= 2)
-    largest = larger_halves(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+    largest = __vmaxu2(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
   if (threadIdx.x % kWarp != 0) return;
   const uint32_t half = max(largest & 0xffffu, largest >> 16);
   if (half > 0) atomicMax(magnitude, half << 16);

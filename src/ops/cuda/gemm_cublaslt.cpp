@@ -61,7 +61,7 @@ class Products {
  public:
   explicit Products(Device& device) : library_(device) {}
 
-  const CublasLt& library() const { return library_; }
+  const CublasLt& cublaslt() const { return library_; }
   Product& product_for(const GemmProblem& problem, const MatmulRun& run);
   GemmChoice choice = GemmChoice::timed;
 
@@ -176,7 +176,7 @@ GemmOutcome gemm_cublaslt(Device& device, const GemmProblem& wanted) {
   Product& product = products.product_for(problem, run);
   if (!product.declined.empty()) return {false, product.declined};
   set_scales(product.matmul, problem);
-  FARSPAN_CUBLAS(products.library().run(product.matmul, product.algorithm, run));
+  FARSPAN_CUBLAS(products.cublaslt().run(product.matmul, product.algorithm, run));
   return {true, product.detail};
 }
 
