@@ -65,7 +65,7 @@ LONG_STEP = 5  # seconds of steps after which both sides are warm
 # --- the GPU's own counters -------------------------------------------------------------------------------------------
 
 class Counters:
-    """Energy, power, clock and memory of GPU 0, None where there is no NVML."""
+    """Energy, power and clock of the first GPU that this process may use, None where there is no NVML."""
 
     def __init__(self, wanted):
         self.gpu = ctypes.c_void_p()
@@ -74,8 +74,13 @@ class Counters:
         except OSError:
             self.nvml = None
         if self.nvml and (self.nvml.nvmlInit_v2() or
-                          self.nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self.gpu))):
+                          self.nvml.nvmlDeviceGetHandleByIndex_v2(self.index(), ctypes.byref(self.gpu))):
             self.nvml = None
+
+    @staticmethod
+    def index():
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+        return int(first) if first.isdigit() else 0
 
     def read(self, function, number, *before):
         if self.nvml is None or getattr(self.nvml, function)(self.gpu, *before, ctypes.byref(number)) != 0:

@@ -15,6 +15,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/dry/dry_communicator.h"
@@ -22,6 +23,9 @@
 #include "parallel/balanced_layout.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/deal.h"
+#ifdef FARSPAN_WITH_CUDNN
+#include "ops/cudnn/attention_graph.h"
+#endif
 
 namespace farspan {
 namespace {
@@ -190,12 +194,60 @@ Seconds measure(Device& device, const Noise& noise, const Case& c, const Variant
       const Buffer all = arena.take("noise", DType::bf16, {program_bytes / 2}, Purpose::workspace);
       noise.fill(device, all.tensor().raw(), all.tensor().bytes());
     }
-    sum.forward += seconds_of(device, seconds / v.cp, [&] { on_gpu.forward(arena); });
-    sum.backward += seconds_of(device, seconds / v.cp, [&] { on_gpu.backward(arena); });
+    sum.forward += seconds_of(device, seconds, [&] { on_gpu.forward(arena); });
+    sum.backward += seconds_of(device, seconds, [&] { on_gpu.backward(arena); });
     device.use_scratch(nullptr, 0);
   }
   return sum;
 }
+
+// A whole causal row as one call of cuDNN each way, without anything of ours; zeros where cuDNN declines it.
+#ifndef FARSPAN_WITH_CUDNN
+Seconds measure_whole_call(Device&, const Noise&, const Case&, double) { return {}; }
+#else
+Seconds measure_whole_call(Device& device, const Noise& noise, const Case& c, double seconds) {
+  const int64_t width = (c.heads + 2 * c.kv_heads) * c.head_dim;
+  const int64_t rows = c.tokens * 2;  // bytes of a column
+  const DeviceMemory memory(device, rows * (2 * width + 2 * c.heads * c.head_dim) + 4 * c.tokens * c.heads);
+  noise.fill(device, memory.data(), memory.bytes());
+  char* next = static_cast<char*>(memory.data());
+  const auto take = [&](int64_t bytes) { return std::exchange(next, next + bytes); };
+  char* const qkv = take(rows * width);
+  char* const d_qkv = take(rows * width);
+  char* const out = take(rows * c.heads * c.head_dim);
+  char* const d_out = take(rows * c.heads * c.head_dim);
+  auto* const lse = reinterpret_cast<float*>(take(4 * c.tokens * c.heads));
+  const int64_t key = 2 * c.heads * c.head_dim, value = key + 2 * c.kv_heads * c.head_dim;  // bytes behind the query
+
+  cuda::AttentionGraphShape shape{.diagonal = cuda::Diagonal::top_left, .queries = c.tokens, .keys = c.tokens};
+  shape.head_size = c.head_dim;
+  shape.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.head_dim)));
+  shape.lse_stride = c.tokens;
+  shape.query = {c.heads, width, c.head_dim};
+  shape.key = shape.value = {c.kv_heads, width, c.head_dim};
+  shape.out = {c.heads, c.heads * c.head_dim, c.head_dim};
+  cuda::AttentionGraphData data{
+      .query = qkv, .key = qkv + key, .value = qkv + value, .out = out, .lse = lse, .tables = {}};
+  const auto time = [&] {
+    const cuda::AttentionGraph& graph = device.extension<cuda::AttentionGraphs>().of(shape);
+    if (!graph.refusal().empty()) return 0.0;
+    const DeviceMemory workspace(device, std::max<int64_t>(1, graph.workspace_bytes()));
+    return seconds_of(device, seconds, [&] { graph.run(data, workspace.data()); });
+  };
+  Seconds took;
+  took.forward = time();
+  shape.backward = true;
+  shape.d_out = shape.out;
+  shape.d_query = shape.query;
+  shape.d_key = shape.d_value = shape.key;
+  data.d_out = d_out;
+  data.d_query = d_qkv;
+  data.d_key = d_qkv + key;
+  data.d_value = d_qkv + value;
+  took.backward = time();
+  return took;
+}
+#endif
 
 std::vector<Span> documents_of_mean(int64_t tokens, int64_t mean) {
   std::mt19937 random(11);
@@ -228,6 +280,11 @@ int run(const std::string& wanted, double seconds) {
       variants.push_back({1});
     }
     Seconds alone;
+    const Seconds whole = c.documents.size() == 1 ? measure_whole_call(device, noise, c, seconds) : Seconds{};
+    if (whole.forward > 0 && whole.backward > 0)
+      std::printf("%-22s one call of cuDNN: forward %8.3f ms %5.0f TFLOP/s   backward %8.3f ms %5.0f TFLOP/s\n",
+                  c.name.c_str(), whole.forward * 1e3, c.flops() / whole.forward * 1e-12, whole.backward * 1e3,
+                  2.5 * c.flops() / whole.backward * 1e-12);
     for (const Variant& v : variants) {
       const Seconds took = measure(device, noise, c, v, seconds);
       if (v.cp == 1) alone = took;

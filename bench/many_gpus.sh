@@ -67,7 +67,7 @@ YAML
 
 verify() {  # ranks, flags
   local log="$output/verify $*.log"
-  if "$program" verify "$small" --ranks "$1" "${@:2}" >"$log" 2>&1; then
+  if timeout -k 5 120 "$program" verify "$small" --ranks "$1" "${@:2}" >"$log" 2>&1; then
     row "exact   $* : $(tail -1 "$log")"
   else
     row "exact   $* : FAILED, $(tail -1 "$log")"

@@ -22,7 +22,7 @@ struct TileBytes {
   int64_t mlp = int64_t{64} << 20;
   int64_t loss = int64_t{64} << 20;
 };
-constexpr TileBytes kGpuTileBytes = {.mlp = int64_t{512} << 20, .loss = int64_t{1690} << 20};
+constexpr TileBytes kGpuTileBytes = {.mlp = int64_t{512} << 20, .loss = int64_t{1188} << 20};
 constexpr int64_t kSmallestTile = 128;  // tokens; below, matrix products no longer fill the machine
 
 template <typename Value>

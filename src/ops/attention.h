@@ -114,8 +114,6 @@ void attention_plan_scratch(Device& device, const AttentionBlock& largest);
 
 // The implementations in the order they are tried; the first that does not decline runs. FARSPAN_VERBOSE=1 in the
 // environment prints which ran and why others declined.
-// FARSPAN_HOPPER_ATTENTION=1, read once, lets farspan's own kernels for Hopper GPUs (wgmma) take the bf16 blocks that
-// suit them: without it they take none, for they have not passed the tests yet.
 std::vector<std::string> attention_implementations(DeviceKind kind = DeviceKind::cpu);
 
 }  // namespace farspan

@@ -27,6 +27,10 @@ void rms_norm_rope_backward(Device&, const Tensor&, const Tensor&, const Tensor&
   absent();
 }
 
+void key_intervals(Device&, std::span<const KeyPiece>, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
+  absent();
+}
+
 void rope_table(Device&, const Tensor&, std::span<const double>, double, const Tensor&) { absent(); }
 void rope_apply(Device&, const Tensor&, RopeStyle, RopeDirection, const Tensor&) { absent(); }
 

@@ -354,6 +354,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   const int key_tiles = (a.keys + P::kKeys - 1) / P::kKeys;
   const int kv_head = static_cast<int>(blockIdx.x) / key_tiles;
   const int first_key = static_cast<int>(blockIdx.x) % key_tiles * P::kKeys;
+  if (a.add_key_value && QueryWalk(a, kv_head, first_key, P::kKeys).done()) return;  // nothing to add
 
   if (threadIdx.x < 128) {
     give_back_registers<kProducerRegisters>();

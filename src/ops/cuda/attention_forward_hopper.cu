@@ -328,6 +328,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   const int head = static_cast<int>(blockIdx.x) / query_tiles;
   const int first_query = (query_tiles - 1 - static_cast<int>(blockIdx.x) % query_tiles) * P::kQueries;
   const KeyTiles tiles = key_tiles_of(a, first_query, P::kQueries, P::kKeys);
+  if (a.add && !tiles.any()) return;  // nothing to add
 
   if (threadIdx.x < 128) {
     give_back_registers<kProducerRegisters>();

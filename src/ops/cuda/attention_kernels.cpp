@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cuda/attention_kernels.h"
 
-#include <cstdlib>
-#include <string_view>
-
 #include "device/cuda/cuda.h"
 #include "ops/cuda/attention_bounds.h"
 #include "ops/cuda/attention_kernel_list.h"
@@ -86,25 +83,10 @@ BackwardArguments backward_arguments(const AttentionBlock& block, const Tensor& 
 
 namespace {
 
-// The kernels for Hopper (wgmma, bulk copies) are not chosen yet unless asked for: their results have not passed the
-// tests.
-constexpr bool kHopperIsTested = false;
-
-// What FARSPAN_HOPPER_ATTENTION says; says so once, as a run that does not use them would look the same.
-bool hopper_is_asked_for() {
-  static const bool asked = [] {
-    const char* value = std::getenv("FARSPAN_HOPPER_ATTENTION");
-    const bool on = value != nullptr && std::string_view(value) != "" && std::string_view(value) != "0";
-    if (on) fmt::print(stderr, "farspan: bf16 attention blocks may run on the kernels for Hopper\n");
-    return on;
-  }();
-  return asked;
-}
-
-// What they need of a block.
+// What the kernels for Hopper (wgmma, bulk copies) need of a block.
 bool suits_hopper(const Device& device, const AttentionArguments& a) {
-  return (kHopperIsTested || hopper_is_asked_for()) && properties(device).major == 9 && !a.query.f32 &&
-         a.query.vectors && a.key.vectors && a.value.vectors && a.scale > 0 && a.dropout.threshold == 0 && a.keys > 0;
+  return properties(device).major == 9 && !a.query.f32 && a.query.vectors && a.key.vectors && a.value.vectors &&
+         a.scale > 0 && a.dropout.threshold == 0 && a.keys > 0;
 }
 
 }  // namespace

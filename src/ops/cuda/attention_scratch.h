@@ -6,9 +6,8 @@
 // What cuDNN's graphs ask for was read from cuDNN 9.14 (n queries, m keys, a query heads, D head size; workspaces are
 // checked against these bounds when a graph is made):
 //
-//   forward                256 bytes; a batch of documents 256 a document
-//   backward, a rectangle  4 n a (D + 1), and 4 m a D where key/value heads are shared
-//   backward, documents    4 n a (D + 1), and 8 m a D where they are shared; 448 a document
+//   forward   256 bytes; a batch of documents 256 a document
+//   backward  4 n a (D + 1), and 4 m a D where key/value heads are shared
 //
 // 4 n a D is the fp32 sum of d_query. Backward takes some key/value heads and their query heads at a time, as many as
 // keep a call below a limit: at 131072 tokens of 16:8 heads of 128 all heads at once would take 2.2 GB and run 1 %
@@ -24,25 +23,16 @@
 
 namespace farspan::cuda {
 
-// Limits of a backward call's scratch: on a rectangle all heads of 65536 tokens of 16:8 heads of 128 fit; documents,
-// whose inputs are packed first, are many blocks in one call with few heads too.
-inline constexpr int64_t kRectangleScratchBytes = int64_t{5} << 28;
-inline constexpr int64_t kDocumentsScratchBytes = int64_t{1} << 29;
+// Limit of a backward call's scratch: all heads of 65536 tokens of 16:8 heads of 128 fit.
+inline constexpr int64_t kBackwardScratchBytes = int64_t{5} << 28;
 // Queries of one call on a long causal block (ops/cudnn/block_plan.h).
 inline constexpr int64_t kRowTokens = 65536;
 // Documents of one call of cuDNN; more take several calls.
 inline constexpr int64_t kMostDocuments = 128;
-// Their lengths and offsets: at most 2 numbers of 4 bytes and 9 of 8 for each.
+// Their lengths and offsets: 2 numbers of 4 bytes and 5 of 8 for each.
 inline constexpr int64_t kDocumentTableBytes = int64_t{16} << 10;
 // Above what grows with the tokens.
 inline constexpr int64_t kGraphSlackBytes = int64_t{128} << 10;
-
-// Tokens rounded up to one of four sizes an octave, so that few graphs serve all rows of documents.
-inline int64_t token_bucket(int64_t tokens) {
-  int64_t step = 128;
-  while (8 * step < tokens) step *= 2;
-  return round_up(tokens, step);
-}
 
 // The sizes that cuDNN's scratch depends on.
 struct AttentionSizes {
@@ -68,9 +58,8 @@ inline int64_t partial_out_bytes(const AttentionSizes& s) {
   return scratch_part(2 * s.queries * s.heads * s.head_size) + scratch_part(4 * s.heads * s.queries);
 }
 
-// Whether a call of cuDNN takes one rectangle, or documents; and where its results go: straight into the caller's
-// tensors, or into scratch from which they are added or widened.
-enum class GraphKind { rectangle, documents };
+// Where results of a backward call go: straight into the caller's tensors, or into scratch from which they are added or
+// widened.
 enum class ResultPlace { caller, scratch };
 
 // Log-sum-exps of `kv` key/value heads' query heads, packed.
@@ -83,38 +72,29 @@ inline int64_t d_query_bytes(const AttentionSizes& s, int64_t kv) {
 inline int64_t d_key_bytes(const AttentionSizes& s, int64_t kv) { return scratch_part(2 * s.keys * kv * s.head_size); }
 
 // The workspace of a backward graph for `kv` key/value heads at most.
-inline int64_t backward_workspace_bytes(const AttentionSizes& s, int64_t kv, GraphKind kind) {
-  const bool documents = kind == GraphKind::documents;
+inline int64_t backward_workspace_bytes(const AttentionSizes& s, int64_t kv) {
   const int64_t heads = s.heads_of(kv);
-  const int64_t queries = documents ? token_bucket(s.queries) : s.queries;
-  const int64_t keys = documents ? token_bucket(s.keys) : s.keys;
-  const int64_t full_heads = s.shares_kv_heads() ? (documents ? 8 : 4) * keys * heads * s.head_size : 0;
-  return scratch_part(4 * queries * heads * (s.head_size + 1) + full_heads + kGraphSlackBytes);
+  const int64_t full_heads = s.shares_kv_heads() ? 4 * s.keys * heads * s.head_size : 0;
+  return scratch_part(4 * s.queries * heads * (s.head_size + 1) + full_heads + kGraphSlackBytes);
 }
 
-inline int64_t backward_call_bytes(const AttentionSizes& s, int64_t kv, GraphKind kind, ResultPlace place) {
-  const int64_t gradients = d_query_bytes(s, kv) + 2 * d_key_bytes(s, kv);
-  const int64_t inputs = kind == GraphKind::documents ? gradients : 0;
-  const int64_t results = place == ResultPlace::scratch ? gradients : 0;
-  return kDocumentTableBytes + packed_lse_bytes(s, kv) + inputs + results + backward_workspace_bytes(s, kv, kind);
-}
-
-inline int64_t scratch_limit(GraphKind kind) {
-  return kind == GraphKind::rectangle ? kRectangleScratchBytes : kDocumentsScratchBytes;
+inline int64_t backward_call_bytes(const AttentionSizes& s, int64_t kv, ResultPlace place) {
+  const int64_t results = place == ResultPlace::scratch ? d_query_bytes(s, kv) + 2 * d_key_bytes(s, kv) : 0;
+  return packed_lse_bytes(s, kv) + results + backward_workspace_bytes(s, kv);
 }
 
 // Key/value heads of one backward call: as many as divide all of them and stay within the limit, one at least.
-inline int64_t kv_heads_a_call(const AttentionSizes& s, GraphKind kind, ResultPlace place) {
+inline int64_t kv_heads_a_call(const AttentionSizes& s, ResultPlace place) {
   for (int64_t calls = 1; calls < s.kv_heads; ++calls)
-    if (s.kv_heads % calls == 0 && backward_call_bytes(s, s.kv_heads / calls, kind, place) <= scratch_limit(kind))
+    if (s.kv_heads % calls == 0 && backward_call_bytes(s, s.kv_heads / calls, place) <= kBackwardScratchBytes)
       return s.kv_heads / calls;
   return 1;
 }
 
 // The most that any block of at most these sizes takes.
-inline int64_t backward_scratch_bytes(const AttentionSizes& s, GraphKind kind, ResultPlace place) {
-  return std::min(backward_call_bytes(s, s.kv_heads, kind, place),
-                  std::max(scratch_limit(kind), backward_call_bytes(s, 1, kind, place)));
+inline int64_t backward_scratch_bytes(const AttentionSizes& s, ResultPlace place) {
+  return std::min(backward_call_bytes(s, s.kv_heads, place),
+                  std::max(kBackwardScratchBytes, backward_call_bytes(s, 1, place)));
 }
 
 inline bool cudnn_may_take(const AttentionBlock& b) { return b.query.dtype() == DType::bf16; }
@@ -142,10 +122,7 @@ inline int64_t attention_backward_scratch(const AttentionBackward& call) {
   if (!cudnn_may_take(call.block) || !call.out.defined()) return own;
   const bool straight = place_of(call.d_query) == ResultPlace::caller && place_of(call.d_key) == ResultPlace::caller &&
                         sizes.queries <= kRowTokens;
-  const ResultPlace place = straight ? ResultPlace::caller : ResultPlace::scratch;
-  // Documents' inputs and gradients always pass through scratch: the workspace of their graphs grows with the strides.
-  return std::max({own, backward_scratch_bytes(sizes, GraphKind::rectangle, place),
-                   backward_scratch_bytes(sizes, GraphKind::documents, ResultPlace::scratch)});
+  return std::max(own, backward_scratch_bytes(sizes, straight ? ResultPlace::caller : ResultPlace::scratch));
 }
 
 }  // namespace farspan::cuda

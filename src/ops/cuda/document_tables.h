@@ -24,7 +24,7 @@ struct OffsetTable {
   bool of_keys = false;
 };
 
-inline constexpr int kMostOffsetTables = 9;
+inline constexpr int kMostOffsetTables = 5;
 
 // Fills lengths of `count` documents and offsets of one more; those behind the given ones have length 0. At most
 // kMostDocuments (attention_scratch.h).

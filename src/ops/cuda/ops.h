@@ -18,6 +18,7 @@
 #include "ops/fp8.h"
 #include "ops/gemm.h"
 #include "ops/gemm_problem.h"
+#include "ops/key_intervals.h"
 #include "ops/optimizer_step.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
@@ -36,6 +37,9 @@ void rms_norm_rope_forward(Device& device, const Tensor& x, const Tensor& weight
 void rms_norm_rope_backward(Device& device, const Tensor& d_y, const Tensor& x, const Tensor& weight,
                             const Tensor& rstd, const Tensor& table, RopeStyle style, const Tensor& d_x,
                             const Tensor& d_weight);
+
+void key_intervals(Device& device, std::span<const KeyPiece> pieces, const Tensor& lo, const Tensor& hi,
+                   const Tensor& key_lo, const Tensor& key_hi);
 
 void rope_table(Device& device, const Tensor& positions, std::span<const double> inverse_frequencies,
                 double attention_factor, const Tensor& table);

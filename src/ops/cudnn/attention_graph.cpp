@@ -79,8 +79,6 @@ class GraphBuilder {
     const GraphTensor lse = graph_->tensor(lse_attributes);
     auto attributes = fe::graph::SDPA_backward_attributes().set_name("backward");
     set_mask(attributes);
-    if (shape_.documents > 0)
-      attributes.set_max_total_seq_len_q(shape_.total_queries).set_max_total_seq_len_kv(shape_.total_keys);
     auto [d_query, d_key, d_value] = graph_->sdpa_backward(query, key, value, out, d_out, lse, attributes);
     output(d_query, kDQuery, shape_.d_query, shape_.queries);
     output(d_key, kDKey, shape_.d_key, shape_.keys);
@@ -179,10 +177,10 @@ void AttentionGraph::run(const AttentionGraphData& data, void* workspace) const 
   add(kOut, data.out, t.out);
   add(kLse, data.lse, t.lse);
   if (built_->backward) {
-    add(kDOut, data.d_out, t.d_out);
-    add(kDQuery, data.d_query, t.d_query);
-    add(kDKey, data.d_key, t.d_key);
-    add(kDValue, data.d_value, t.d_value);
+    add(kDOut, data.d_out, nullptr);
+    add(kDQuery, data.d_query, nullptr);
+    add(kDKey, data.d_key, nullptr);
+    add(kDValue, data.d_value, nullptr);
   }
   if (built_->documents) {
     addresses[kQueryLengths] = t.query_lengths;

@@ -32,8 +32,6 @@ struct AttentionGraphShape {
   int64_t documents = 0;  // 0: one block; else the batch, and tables are read
   int64_t queries = 0;
   int64_t keys = 0;
-  int64_t total_queries = 0;  // documents: bounds of the tokens in the tensors
-  int64_t total_keys = 0;
   int64_t head_size = 0;
   float scale = 1;
   int64_t lse_stride = 0;  // from head to head
@@ -51,10 +49,6 @@ struct DocumentTables {
   int64_t* value = nullptr;
   int64_t* out = nullptr;
   int64_t* lse = nullptr;
-  int64_t* d_out = nullptr;
-  int64_t* d_query = nullptr;
-  int64_t* d_key = nullptr;
-  int64_t* d_value = nullptr;
 };
 
 // Device addresses. Forward writes out and lse, backward reads them.

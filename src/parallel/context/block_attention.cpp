@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <utility>
 
 #include "ops/attention.h"
 #include "ops/elementwise.h"
+#include "ops/key_intervals.h"
 
 namespace farspan {
 namespace {
@@ -38,6 +40,7 @@ struct Rectangle {
   size_t first_segment = 0;
   size_t last_segment = 0;
   int64_t pairs = 0;
+  bool united = false;  // holds blocks of several sorts: queries' intervals are counted in its keys
 };
 
 // One block: its queries, its keys as tokens of the key block, and its runs.
@@ -59,6 +62,10 @@ class Rectangles {
       join();
     else
       separate();
+    if (call.unites_blocks() && list_.size() > 1 && !std::all_of(list_.begin(), list_.end(), [&](const Rectangle& r) {
+          return all_visible(r) || ends_causally(r);
+        }))
+      unite();
   }
   const std::vector<Rectangle>& list() const { return list_; }
 
@@ -131,6 +138,32 @@ class Rectangles {
     return true;
   }
 
+  // Whether the queries of `r`, one span, are its last keys too and each sees all keys up to itself.
+  bool ends_causally(const Rectangle& r) const {
+    const QuerySpan& span = spans()[r.first_span];
+    return r.last_span == r.first_span + 1 && span.runs.size() == 1 && span.runs[0].lo_step == 0 &&
+           span.runs[0].hi_step == 1 && span.runs[0].lo <= positions(r.first_segment).begin &&
+           positions(r.last_segment - 1) == span.queries.positions;
+  }
+
+  // Makes one rectangle of all where none of the queries has been met, or each has.
+  void unite() {
+    Rectangle whole = list_[0];
+    whole.pairs = 0;
+    whole.united = true;
+    for (const Rectangle& r : list_) {
+      whole.first_span = std::min(whole.first_span, r.first_span);
+      whole.last_span = std::max(whole.last_span, r.last_span);
+      whole.first_segment = std::min(whole.first_segment, r.first_segment);
+      whole.last_segment = std::max(whole.last_segment, r.last_segment);
+      whole.pairs += r.pairs;
+    }
+    if (std::cmp_greater(whole.last_segment - whole.first_segment, kMostKeyPieces)) return;
+    for (size_t span = whole.first_span; span < whole.last_span; ++span)
+      if (met_.is_new(row_, span, keys_.heads) != met_.is_new(row_, whole.first_span, keys_.heads)) return;
+    list_ = {whole};
+  }
+
   // Whether `upper`, of the span before those of `lower`, sees the same keys, all of them, and is as new.
   bool continues(const Rectangle& lower, const Rectangle& upper) const {
     return lower.first_span == upper.last_span && lower.first_segment == upper.first_segment &&
@@ -166,7 +199,7 @@ BlockPart part_of(const AttentionCall& call, const KeyBlock& keys, const Rectang
   part.queries = {
       row, {first.local_begin, last.local_begin + last.positions.length()}, query_heads(call.shape, keys.heads)};
   part.keys = tokens_of_segments(keys, r.first_segment, r.last_segment);
-  for (size_t span = r.first_span; span < r.last_span; ++span)
+  for (size_t span = r.first_span; span < r.last_span && !r.united; ++span)
     for (VisibleRun run : spans[span].runs) {
       run.first += spans[span].queries.local_begin - first.local_begin;
       part.runs.push_back(run);
@@ -181,6 +214,18 @@ BlockPart part_of(const AttentionCall& call, const KeyBlock& keys, const Rectang
   block.query_begin = first.positions.begin;
   block.scale = call.shape.scale;
   block.visible_pairs = r.pairs;
+  if (r.united) {
+    std::vector<KeyPiece> pieces;
+    for (size_t segment = r.first_segment; segment < r.last_segment; ++segment)
+      pieces.push_back({keys.segments[segment].keys.positions.begin, keys.segments[segment].tokens()});
+    const int64_t queries = part.queries.tokens.length();
+    const Tensor key_lo = call.key_lo.tensor().slice(0, 0, queries);
+    const Tensor key_hi = call.key_hi.tensor().slice(0, 0, queries);
+    key_intervals(call.device, pieces, block.lo, block.hi, key_lo, key_hi);
+    block.lo = key_lo;
+    block.hi = key_hi;
+    block.key_begin = 0;
+  }
   if (call.dropout.probability > 0) {
     block.dropout = call.dropout;
     block.dropout.row = call.row_ids[static_cast<size_t>(row)];
@@ -266,6 +311,10 @@ void plan_largest_block(const AttentionCall& call) {
 
 void AttentionCall::prepare() {
   plan_largest_block(*this);
+  if (joins_blocks() && ranks() > 1) {
+    key_lo = arena.take("attention.key_lo", DType::i64, {local_length()}, Purpose::workspace);
+    key_hi = arena.take("attention.key_hi", DType::i64, {local_length()}, Purpose::workspace);
+  }
   query_spans.assign(static_cast<size_t>(rows.count()), {});
   blind_spans.assign(query_spans.size(), {});
   for (size_t row = 0; row < query_spans.size(); ++row)

@@ -50,6 +50,9 @@ struct AttentionCall {
   // (B): the local queries that see anything, ascending, and those that see nothing. Filled by prepare().
   std::vector<std::vector<QuerySpan>> query_spans = {};
   std::vector<std::vector<LocalSpan>> blind_spans = {};
+  // (s) i64 each, taken by prepare() where blocks may be united: lo and hi of a block's queries, counted in its keys.
+  Buffer key_lo = {};
+  Buffer key_hi = {};
 
   int rank() const { return cp == nullptr ? 0 : cp->rank(); }
   int ranks() const { return cp == nullptr ? 1 : cp->size(); }
@@ -59,6 +62,8 @@ struct AttentionCall {
   // Whether neighbouring blocks are attended to as one: on a GPU, where every result that is added to another has to be
   // read and written again. Dropout is drawn by position, and what is joined does not stand together in the row.
   bool joins_blocks() const { return device.targets_cuda() && dropout.probability == 0; }
+  // Whether blocks of all sorts of masks may be attended to in one call, however many pieces of the row they are.
+  bool unites_blocks() const { return key_lo.taken(); }
 };
 
 // Which queries, of which heads, no block has met yet in a pass: the first one begins what those that follow add to.
