@@ -122,6 +122,13 @@ const std::map<std::string, RankBody>& cases() {
       {"throw-checkpoint", [](int rank, World& world) { rank_throws(rank, world, "checkpoint"); }},
       {"kill-1", [](int rank, World& world) { rank_dies(rank, world, 1, SIGKILL); }},
       {"kill-0", [](int rank, World& world) { rank_dies(rank, world, 0, SIGKILL); }},
+      {"kill-1-stuck-0",  // as where a GPU works on for a moment
+       [](int rank, World& world) {
+         train(rank, world, [&](const std::string& here) {
+           if (rank == 1 && here == "forward") raise(SIGKILL);
+           if (rank == 0 && here == "forward") sleep_for_ever();
+         });
+       }},
       {"crash", [](int rank, World& world) { rank_dies(rank, world, 3, SIGSEGV); }},
       {"stuck",
        [](int rank, World& world) {
@@ -240,6 +247,13 @@ TEST(MpiFailures, AKilledRankIsNamedAtOnce) {
 TEST(MpiFailures, AKilledRankZeroIsNamedByAnother) {
   EXPECT_THAT(run("kill-0", 4).last_line,
               AllOf(StartsWith("farspan: error: rank 0: process "), HasSubstr("ended without a word")));
+}
+
+// The launcher leaves no time to wait for the stuck one for as long as after other failures.
+TEST(MpiFailures, AKilledRankIsNamedByOneThatIsStuck) {
+  EXPECT_THAT(run("kill-1-stuck-0", 4).last_line,
+              AllOf(StartsWith("farspan: error: rank 1: process "), HasSubstr("ended without a word"),
+                    HasSubstr("did not stop within 0.2 s after that: rank 0")));
 }
 
 TEST(MpiFailures, ACrashIsNamed) {

@@ -74,6 +74,32 @@ TEST_P(CrossEntropyTest, LargeVocabularies) {
   }
 }
 
+// Rows that begin anywhere within 16 bytes, and of which the last ends where its memory does.
+TEST_P(CrossEntropyTest, RowsThatBeginAnywhere) {
+  for (const int64_t vocabulary : {257, 5000, 5003, 600002})
+    for (const int64_t before : {1, 2, 3}) {
+      Operand whole(DType::f32, Shape{3, before + vocabulary}), loss(DType::f32, Shape{3});
+      Operand d_whole(dtype(), Shape{3, before + vocabulary});
+      whole.random(1, 4), d_whole.constant(7);
+      const auto row_of = [&](const Operand& x) { return x.tensor().slice(1, before, before + vocabulary); };
+      const Tensor logits = row_of(whole), d_logits = row_of(d_whole);
+      TestVector<int32_t> targets = {0, static_cast<int32_t>(vocabulary - 1), static_cast<int32_t>(vocabulary - 1)};
+      const auto expected = ref::cross_entropy(ref::matrix_of(logits), targets, kScale);
+      const std::string what = fmt::format("vocabulary {} from {}", vocabulary, before);
+      cross_entropy(device_, logits, tensor_of(targets), kScale, loss, d_logits);
+      expect_close(loss, expected.token_loss, "loss, " + what);
+      expect_close(ref::matrix_of(d_logits).values, expected.d_logits.values, test::tolerance(dtype()), what);
+      const std::vector<double> found = d_whole.values();
+      for (int64_t row = 0; row < 3; ++row)
+        for (int64_t i = 0; i < before; ++i)
+          ASSERT_EQ(found[static_cast<size_t>(row * (before + vocabulary) + i)], 7) << what;
+      if (dtype() != DType::f32) continue;
+      cross_entropy(device_, logits, tensor_of(targets), kScale, loss, logits);
+      test::wait_for_test_device();
+      EXPECT_EQ(ref::matrix_of(logits).values, ref::matrix_of(d_logits).values) << what;
+    }
+}
+
 TEST_P(CrossEntropyTest, LargeLogitsDoNotOverflow) {
   Operand logits(DType::f32, Shape{2, 10}), loss(DType::f32, Shape{2}), d_logits(dtype(), Shape{2, 10});
   logits.set([](int64_t i) { return i < 10 ? 1e4 + static_cast<double>(i) : -1e30 * static_cast<double>(i); });

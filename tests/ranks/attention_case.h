@@ -371,16 +371,17 @@ class LocalAttention {
   BatchMask mask_;
 };
 
-// The plan of one rank's forward and backward, made on the dry device; its communicator's traffic, too, when asked for.
+// The plan of one rank's forward and backward, made on a dry device that stands in for one of kind `of`; its
+// communicator's traffic, too, when asked for.
 inline MemoryPlan plan_rank(const AttentionCase& c, const RankSetup& setup, int rank, Traffic* forward = nullptr,
-                            Traffic* backward = nullptr) {
+                            Traffic* backward = nullptr, DeviceKind of = test_device_kind()) {
   const SequenceLayout layout(setup.layout, c.seq_length, setup.cp);
   const LocalAttention local(c, setup, layout, rank);
   const RankGroups groups(c, setup, rank, [&](const std::vector<int>& ranks) {
     const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
     return make_dry_communicator(Dimension::cp, static_cast<int>(place), ranks);
   });
-  Device device(test_dry_run());
+  Device device(DryRun{.of = of});
   Arena arena(device);
   local.forward(device, arena, groups.view());
   const Traffic moved_forward = groups.take_traffic();

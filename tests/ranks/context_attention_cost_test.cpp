@@ -3,6 +3,7 @@
 // what it refuses.
 #include <gmock/gmock.h>
 
+#include "parallel/context/key_schedule.h"
 #include "tests/ranks/attention_case.h"
 
 namespace farspan::test {
@@ -13,6 +14,10 @@ using ::testing::HasSubstr;
 constexpr CpCommType kCommTypes[] = {CpCommType::p2p, CpCommType::all_gather, CpCommType::a2a, CpCommType::a2a_p2p};
 constexpr CpCommType kTravelTypes[] = {CpCommType::p2p, CpCommType::all_gather};
 constexpr CpLayout kLayouts[] = {CpLayout::zigzag, CpLayout::contiguous, CpLayout::balanced};
+
+// Dry runs stand in for either.
+constexpr DeviceKind kDevices[] = {DeviceKind::cpu, DeviceKind::cuda};
+std::string_view kind_name(DeviceKind kind) { return kind == DeviceKind::cuda ? "cuda" : "cpu"; }
 
 AttentionCase two_rows(int64_t seq_length) {
   return {.seq_length = seq_length,
@@ -75,25 +80,32 @@ Bytes travel_bytes(const Seen& tokens, int64_t kv_heads, int64_t head_dim, DType
   return {keys, keys + 8 * kv_heads * head_dim * tokens.of_me};
 }
 
-// n ranks with s tokens of all rows each.
-Bytes trade_bytes(const AttentionCase& c, int64_t n, int64_t s, DType dtype) {
+// n ranks with s tokens of all rows each. A GPU's attention in bf16 reads out where others read delta.
+Bytes trade_bytes(const AttentionCase& c, int64_t n, int64_t s, DType dtype, DeviceKind of) {
   const int64_t b = size_of(dtype);
   const int64_t heads = c.heads / n;
   const int64_t kv_heads = std::max<int64_t>(1, c.kv_heads / n);
   const int64_t wire = n > c.kv_heads ? 4 : b;
-  return {(n - 1) * s * ((2 * heads + 2 * kv_heads) * c.head_dim * b + 4 * heads),
-          (n - 1) * s * ((3 * heads + 2 * kv_heads) * c.head_dim * b + 8 * heads + 2 * kv_heads * c.head_dim * wire)};
+  const int64_t out_or_delta = of == DeviceKind::cuda && dtype == DType::bf16 ? heads * c.head_dim * b : 4 * heads;
+  return {
+      (n - 1) * s * ((2 * heads + 2 * kv_heads) * c.head_dim * b + 4 * heads),
+      (n - 1) * s *
+          ((3 * heads + 2 * kv_heads) * c.head_dim * b + 4 * heads + out_or_delta + 2 * kv_heads * c.head_dim * wire)};
 }
 
-void expect_received(const AttentionCase& c, const RankSetup& setup, int rank, const RankRun& run, Bytes want) {
+// want(kind of device): Bytes.
+template <typename Want>
+void expect_received(const AttentionCase& c, const RankSetup& setup, int rank, const RankRun& run, const Want& want) {
   const auto r = static_cast<size_t>(rank);
   SCOPED_TRACE(fmt::format("{} {} rank {}", describe(setup), name_of(setup.dtype), rank));
-  EXPECT_EQ(run.forward[r].bytes_received, want.forward);
-  EXPECT_EQ(run.backward[r].bytes_received, want.backward);
-  Traffic dry_forward, dry_backward;
-  plan_rank(c, setup, rank, &dry_forward, &dry_backward);
-  EXPECT_EQ(dry_forward.bytes_received, want.forward) << "dry run";
-  EXPECT_EQ(dry_backward.bytes_received, want.backward) << "dry run";
+  EXPECT_EQ(run.forward[r].bytes_received, want(test_device_kind()).forward);
+  EXPECT_EQ(run.backward[r].bytes_received, want(test_device_kind()).backward);
+  for (DeviceKind of : kDevices) {
+    Traffic dry_forward, dry_backward;
+    plan_rank(c, setup, rank, &dry_forward, &dry_backward, of);
+    EXPECT_EQ(dry_forward.bytes_received, want(of).forward) << "dry run of " << kind_name(of);
+    EXPECT_EQ(dry_backward.bytes_received, want(of).backward) << "dry run of " << kind_name(of);
+  }
 }
 
 int64_t bytes_of(const MemoryPlan& plan, std::string_view program, Purpose purpose) {
@@ -121,8 +133,10 @@ TEST(ContextAttentionCost, OnlyKeysThatAreSeenTravel) {
         const DType dtype = cp == 3 ? DType::bf16 : DType::f32;
         const RankSetup setup{.cp = cp, .comm_type = comm_type, .layout = layout, .dtype = dtype};
         const RankRun run = run_on_ranks(c, random_inputs(c, dtype), setup);
-        for (int rank = 0; rank < cp; ++rank)
-          expect_received(c, setup, rank, run, travel_bytes(seen(c, setup, rank), c.kv_heads, c.head_dim, dtype));
+        for (int rank = 0; rank < cp; ++rank) {
+          const Bytes travel = travel_bytes(seen(c, setup, rank), c.kv_heads, c.head_dim, dtype);
+          expect_received(c, setup, rank, run, [&](DeviceKind) { return travel; });
+        }
       }
 }
 
@@ -201,7 +215,9 @@ TEST(ContextAttentionCost, TradingHeadsMovesWhatTheFormulaSays) {
       const RankSetup setup{.cp = cp, .comm_type = CpCommType::a2a, .layout = layout, .dtype = dtype};
       const RankRun run = run_on_ranks(c, random_inputs(c, dtype), setup);
       for (int rank = 0; rank < cp; ++rank)
-        expect_received(c, setup, rank, run, trade_bytes(c, cp, local_tokens(c, setup), dtype));
+        expect_received(c, setup, rank, run, [&](DeviceKind of) {
+          return trade_bytes(c, setup.cp, local_tokens(c, setup), setup.dtype, of);
+        });
     }
 }
 
@@ -214,11 +230,13 @@ TEST(ContextAttentionCost, TwoLevelsMoveTheSumOfBoth) {
       const RankSetup setup{
           .cp = 8, .comm_type = CpCommType::a2a_p2p, .layout = layout, .dtype = DType::bf16, .inner = inner};
       const RankRun run = run_on_ranks(c, random_inputs(c, DType::bf16), setup);
-      const Bytes trade = trade_bytes(c, inner, local_tokens(c, setup), DType::bf16);
       for (int rank = 0; rank < 8; ++rank) {
         const Bytes travel =
             travel_bytes(seen(c, setup, rank / inner, inner), std::max(1, 2 / inner), c.head_dim, DType::bf16);
-        expect_received(c, setup, rank, run, {trade.forward + travel.forward, trade.backward + travel.backward});
+        expect_received(c, setup, rank, run, [&](DeviceKind of) {
+          const Bytes trade = trade_bytes(c, inner, local_tokens(c, setup), DType::bf16, of);
+          return Bytes{trade.forward + travel.forward, trade.backward + travel.backward};
+        });
       }
     }
 }
@@ -226,27 +244,44 @@ TEST(ContextAttentionCost, TwoLevelsMoveTheSumOfBoth) {
 // --- In memory
 // --------------------------------------------------------------------------------------------------------
 
-// 2048 local tokens are four pieces of 512. Three pieces of keys and values in forward, and as many of gradients in
-// backward: less than two whole buffers of each.
+// Local tokens in four pieces. Three pieces of keys and values in forward, and as many of gradients in backward: less
+// than two whole buffers of each.
+void expect_same_memory(DeviceKind of, int64_t tokens, DType dtype, CpLayout layout) {
+  std::vector<int64_t> peaks;
+  for (int cp : {2, 4, 8, 16}) {
+    const AttentionCase c = causal_row(tokens * cp);
+    const RankSetup setup{.cp = cp, .layout = layout, .dtype = dtype};
+    SCOPED_TRACE(fmt::format("{} {} {}", kind_name(of), describe(setup), name_of(dtype)));
+    const MemoryPlan plan = plan_rank(c, setup, cp - 1, nullptr, nullptr, of);
+    const int64_t key_value = 2 * tokens * c.kv_heads * c.head_dim;
+    EXPECT_EQ(bytes_of(plan, "forward", Purpose::communication), key_value * 3 / 4 * size_of(dtype));
+    EXPECT_EQ(bytes_of(plan, "backward", Purpose::communication), key_value * 3 / 4 * (size_of(dtype) + 4));
+    // One fp32 output (bf16 only), as large as the query.
+    EXPECT_EQ(bytes_of(plan, "forward", Purpose::workspace),
+              dtype == DType::f32 ? 0 : tokens * c.heads * c.head_dim * 4);
+    peaks.push_back(plan.peak_bytes);
+  }
+  EXPECT_THAT(peaks, ::testing::Each(peaks[0]));
+}
+
 TEST(ContextAttentionCost, TravellingKeysTakeTheSameMemoryWhateverTheGroup) {
-  constexpr int64_t kLocalTokens = 2048;
   for (DType dtype : {DType::f32, DType::bf16})
     for (CpLayout layout : kLayouts) {
-      std::vector<int64_t> peaks;
-      for (int cp : {2, 4, 8, 16}) {
-        const AttentionCase c = causal_row(kLocalTokens * cp);
-        const RankSetup setup{.cp = cp, .layout = layout, .dtype = dtype};
-        const MemoryPlan plan = plan_rank(c, setup, cp - 1);
-        const int64_t key_value = 2 * kLocalTokens * c.kv_heads * c.head_dim;
-        EXPECT_EQ(bytes_of(plan, "forward", Purpose::communication), key_value * 3 / 4 * size_of(dtype));
-        EXPECT_EQ(bytes_of(plan, "backward", Purpose::communication), key_value * 3 / 4 * (size_of(dtype) + 4));
-        // One fp32 output (bf16 only), as large as the query.
-        EXPECT_EQ(bytes_of(plan, "forward", Purpose::workspace),
-                  dtype == DType::f32 ? 0 : kLocalTokens * c.heads * c.head_dim * 4);
-        peaks.push_back(plan.peak_bytes);
-      }
-      EXPECT_THAT(peaks, ::testing::Each(peaks[0]));
+      expect_same_memory(DeviceKind::cpu, 8 * kLeastPieceTokens, dtype, layout);
+      expect_same_memory(DeviceKind::cuda, 4 * kLeastPieceTokensOnGpu, dtype, layout);
     }
+}
+
+// Fewer tokens than a GPU's least piece travel whole: to the one other rank in a single step, else in steps that
+// overlap.
+TEST(ContextAttentionCost, FewKeysTravelWholeOnAGpu) {
+  for (int cp : {2, 4}) {
+    const AttentionCase c = causal_row(2048 * cp);
+    const MemoryPlan plan = plan_rank(c, {.cp = cp}, cp - 1, nullptr, nullptr, DeviceKind::cuda);
+    const int64_t key_value = 2 * 2048 * c.kv_heads * c.head_dim * 4;
+    EXPECT_EQ(bytes_of(plan, "forward", Purpose::communication), key_value * (cp == 2 ? 2 : 3)) << cp;
+    EXPECT_EQ(bytes_of(plan, "backward", Purpose::communication), 2 * key_value * (cp == 2 ? 2 : 3)) << cp;
+  }
 }
 
 TEST(ContextAttentionCost, TheGatherStaysWithinItsLimit) {

@@ -145,6 +145,7 @@ void Hub::on_failure(Peer& peer, RankFailure failure, double grace_seconds) {
   const bool news = !first_;
   first_ = std::move(failure);
   if (!news) return;
+  grace_seconds_ = grace_seconds;
   verdict_due_ = deadline_after(grace_seconds);
   for (Peer& each : peers_) {
     each.dump.reset();
@@ -218,7 +219,7 @@ std::string Hub::verdict_message() const {
     const bool told = std::count(first_->missing.begin(), first_->missing.end(), peer.info->rank) > 0;
     if (peer.dump && !told) stuck += fmt::format(" ({})", peer.dump->whereabouts);
   }
-  if (!stuck.empty()) text += fmt::format("; did not stop within {} s after that: {}", kGraceSeconds, stuck);
+  if (!stuck.empty()) text += fmt::format("; did not stop within {} s after that: {}", grace_seconds_, stuck);
   return text;
 }
 

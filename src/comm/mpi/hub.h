@@ -75,6 +75,7 @@ class Hub {
   bool greeted_ = false;
   std::optional<RankFailure> first_;
   bool pronounced_ = false;
+  double grace_seconds_ = 0;  // from the failure to when the verdict is due
   Clock::time_point verdict_due_;
   std::optional<Clock::time_point> ended_due_;  // to say who has ended a run that others have not
   int64_t announced_run_ = 0;                   // the last run that all have ended

@@ -71,14 +71,23 @@ struct Granules {
   }
   __device__ __forceinline__ int count() const { return (end + 3) / 4; }
   __device__ __forceinline__ bool whole(int granule) const { return 4 * granule >= begin && 4 * granule + 4 <= end; }
+  __device__ __forceinline__ bool holds(int element) const { return element >= begin && element < end; }
 
+  // kShared: of values in shared memory, where all of a granule may be read.
+  template <bool kShared>
   __device__ __forceinline__ void load(int granule, float (&x)[4]) const {
-    const float4 v = values[granule];
+    float4 v{};
+    if (kShared || whole(granule)) v = values[granule];
     x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
     if (whole(granule)) return;
 #pragma unroll
-    for (int e = 0; e < 4; ++e)
-      if (4 * granule + e < begin || 4 * granule + e >= end) x[e] = kMinusInfinity;
+    for (int e = 0; e < 4; ++e) {
+      const int element = 4 * granule + e;
+      if (!holds(element))
+        x[e] = kMinusInfinity;
+      else if (!kShared)
+        x[e] = reinterpret_cast<const float*>(values)[element];
+    }
   }
   // To rows that begin at the slice's first granule.
   template <typename T>
@@ -87,7 +96,7 @@ struct Granules {
     if (whole(granule) && reinterpret_cast<uintptr_t>(to) % (4 * sizeof(T)) == 0) return store_four(to, x);
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      if (4 * granule + e >= begin && 4 * granule + e < end) store_one(to + e, x[e]);
+      if (holds(4 * granule + e)) store_one(to + e, x[e]);
   }
 };
 
@@ -113,7 +122,16 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows(const Loss loss) 
   const auto start_copy = [&](int64_t row, int piece) {
     if (!kKept || !leads || row >= loss.rows) return;
     const Granules granules = granules_of(row);
-    const int bytes = 16 * max(0, min(kPiece, granules.count() - piece * kPiece));
+    int end = min((piece + 1) * kPiece, granules.count());
+    // A granule's other elements are those of the rows beside, but behind the last row there may be no memory. What a
+    // granule holds before a first row is: memory begins at a multiple of 16 bytes.
+    if (row == loss.rows - 1 && end == granules.count() && end > piece * kPiece && granules.end % 4 != 0) {
+      --end;
+      for (int element = 4 * end; element < granules.end; ++element)
+        if (granules.holds(element))
+          reinterpret_cast<float*>(kept)[element] = reinterpret_cast<const float*>(granules.values)[element];
+    }
+    const int bytes = 16 * max(0, end - piece * kPiece);
     barrier_expect(arrived[piece], bytes);
     if (bytes > 0) copy_bytes(kept + piece * kPiece, granules.values + piece * kPiece, arrived[piece], bytes);
   };
@@ -159,7 +177,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows(const Loss loss) 
 #pragma unroll
       for (int k = 0; k < kGroup; ++k) {
         x[k][0] = x[k][1] = x[k][2] = x[k][3] = kMinusInfinity;
-        if (g + k * kThreads < granules.count()) granules.load(g + k * kThreads, x[k]);
+        if (g + k * kThreads < granules.count()) granules.load<kKept>(g + k * kThreads, x[k]);
       }
       all.add(reinterpret_cast<const float(&)[kGroup * 4]>(x));
     });
@@ -183,7 +201,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows(const Loss loss) 
         for (int k = 0; k < kGroup; ++k) {
           if (g + k * kThreads >= granules.count()) continue;
           float x[4];
-          granules.load(g + k * kThreads, x);
+          granules.load<kKept>(g + k * kThreads, x);
 #pragma unroll
           for (int e = 0; e < 4; ++e) x[e] = exponential(x[e] - shift) * factor;
           granules.store(d_logits, g + k * kThreads, x);
