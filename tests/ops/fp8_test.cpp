@@ -7,6 +7,7 @@
 #include "base/math.h"
 #include "ops/cuda/ops.h"
 #include "ops/gemm.h"
+#include "ops/swiglu.h"
 #include "tests/ops/operand.h"
 
 namespace farspan {
@@ -172,6 +173,24 @@ TEST_P(Fp8Op, OneCopyAloneIsTheSame) {
   EXPECT_EQ(transposed.scale(), both.scale());
   EXPECT_EQ(std::memcmp(values.matrix().values.raw(), both.matrix().values.raw(), 37 * 96), 0);
   EXPECT_EQ(std::memcmp(transposed.matrix().transposed.raw(), both.matrix().transposed.raw(), 48 * 96), 0);
+}
+
+// The largest magnitude that the op which wrote x left.
+TEST_P(Fp8Op, AKnownAmaxGivesTheSameBits) {
+  for (const int64_t rows : {int64_t{1}, int64_t{133}}) {
+    Operand gate_up(DType::bf16, Shape{rows, 160}), x(DType::bf16, Shape{rows, 80}), amax(DType::f32, Shape{1});
+    gate_up.random(5, 3), amax.constant(1e30);
+    swiglu_forward(device_, gate_up, x, amax);
+    OwnFp8 found(GetParam(), rows, 80), known(GetParam(), rows, 80);
+    fp8_quantise(device_, x, found.matrix());
+    fp8_quantise(device_, x, amax, known.matrix());
+    EXPECT_EQ(known.scale(), found.scale()) << rows << " rows";
+    const auto same = [](const Tensor& a, const Tensor& b) {
+      return std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())) == 0;
+    };
+    EXPECT_TRUE(same(known.matrix().values, found.matrix().values)) << rows << " rows";
+    EXPECT_TRUE(same(known.matrix().transposed, found.matrix().transposed)) << rows << " rows";
+  }
 }
 
 TEST_P(Fp8Op, ZerosStayZeroAndWhatIsNotFiniteShows) {
