@@ -62,6 +62,11 @@ void bench_norms(Bench& bench, int64_t tokens, int64_t hidden, DType dtype) {
                  rstd = bench.take(DType::f32, Shape{tokens});
     return [=, &device] { rms_norm_forward(device, x, weight, 1e-6, y, rstd); };
   });
+  bench.run(text(shape, dtype) + " with amax", [&] {
+    const Tensor x = bench.take(dtype, shape), y = bench.take(dtype, shape), weight = bench.take(dtype, Shape{hidden}),
+                 rstd = bench.take(DType::f32, Shape{tokens}), amax = bench.take(DType::f32, Shape{1});
+    return [=, &device] { rms_norm_forward(device, x, weight, 1e-6, y, rstd, amax); };
+  });
   for (const Accumulate accumulate : {Accumulate::yes, Accumulate::no})
     bench.run(text(shape, dtype) + (accumulate == Accumulate::yes ? " added" : ""), [&] {
       const Tensor x = bench.take(dtype, shape), d_y = bench.take(dtype, shape), d_x = bench.take(dtype, shape);
@@ -140,6 +145,12 @@ void bench_fp8(Bench& bench, int64_t rows, int64_t columns) {
       const Fp8Matrix to = copies(dtype, values, transposed);
       return [=, &device] { fp8_quantise(device, x, to); };
     });
+    bench.run(text(Shape{rows, columns}, dtype) + what + ", amax known",
+              [&, dtype = dtype, values = values, transposed = transposed] {
+                const Tensor x = bench.take(DType::bf16, Shape{rows, columns}), amax = bench.take(DType::f32, Shape{1});
+                const Fp8Matrix to = copies(dtype, values, transposed);
+                return [=, &device] { fp8_quantise(device, x, amax, to); };
+              });
   }
 }
 
@@ -150,6 +161,10 @@ void bench_swiglu(Bench& bench, int64_t tokens, int64_t width, DType dtype) {
     const Tensor gate_up = bench.take(dtype, both), y = bench.take(dtype, one);
     return [=, &device] { swiglu_forward(device, gate_up, y); };
   });
+  bench.run(text(both, dtype) + " with amax", [&] {
+    const Tensor gate_up = bench.take(dtype, both), y = bench.take(dtype, one), amax = bench.take(DType::f32, Shape{1});
+    return [=, &device] { swiglu_forward(device, gate_up, y, amax); };
+  });
   bench.run(text(both, dtype) + " in place", [&] {
     const Tensor gate_up = bench.take(dtype, both), d_y = bench.take(dtype, one);
     return [=, &device] { swiglu_backward(device, gate_up, d_y, gate_up); };
@@ -157,6 +172,11 @@ void bench_swiglu(Bench& bench, int64_t tokens, int64_t width, DType dtype) {
   bench.run(text(both, dtype) + " in place", [&] {
     const Tensor gate_up = bench.take(dtype, both), d_y = bench.take(dtype, one);
     return [=, &device] { swiglu_backward_and_output(device, gate_up, d_y, gate_up, d_y); };
+  });
+  bench.run(text(both, dtype) + " in place, with amax", [&] {
+    const Tensor gate_up = bench.take(dtype, both), d_y = bench.take(dtype, one),
+                 d_amax = bench.take(DType::f32, Shape{1}), amax = bench.take(DType::f32, Shape{1});
+    return [=, &device] { swiglu_backward_and_output(device, gate_up, d_y, gate_up, d_y, d_amax, amax); };
   });
 }
 

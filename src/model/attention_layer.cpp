@@ -50,8 +50,15 @@ void normalise(const LayerContext& context, const LayerTensors& weights, const T
   const Purpose purpose = purpose_if(context.keep.layernorm);
   saved.normed = context.take("attention.normed", {context.stream_tokens(), context.config.hidden_size}, purpose);
   saved.rstd = context.take_f32("attention.rstd", {context.stream_tokens()}, purpose);
+  saved.normed_amax = take_stream_amax(context, "attention.normed_amax", 1, purpose);
   rms_norm_forward(context.device, x, weights.attention_norm, context.config.norm_epsilon, saved.normed.tensor(),
-                   saved.rstd.tensor());
+                   saved.rstd.tensor(), amax_of(saved.normed_amax));
+}
+
+void release_normed(SavedAttention& saved) {
+  saved.normed_amax.release();
+  saved.rstd.release();
+  saved.normed.release();
 }
 
 void normalise_heads(const LayerContext& context, const LayerTensors& weights, SavedAttention& saved) {
@@ -78,7 +85,7 @@ void project_qkv(const LayerContext& context, const LayerTensors& weights, const
       context.take("attention.query_key_value", {context.tokens(), weights.qkv.dim(0)}, purpose_if(context.keep.qkv));
   {
     GatheredTokens normed(context.tensor, context.arena, "attention.gathered", saved.normed);
-    project(context, normed.wait(), weights.qkv, saved.qkv.tensor());
+    project(context, {normed.wait(), amax_of(saved.normed_amax)}, weights.qkv, saved.qkv.tensor());
   }
   if (weights.qkv_bias.defined()) bias_add(context.device, weights.qkv_bias, saved.qkv.tensor());
   if (context.config.qk_layernorm) normalise_heads(context, weights, saved);
@@ -107,9 +114,9 @@ void attend(const LayerContext& context, int64_t layer, const MicroBatch& batch,
 void project_output(const LayerContext& context, int64_t layer, const LayerTensors& weights, const MicroBatch& batch,
                     const Tensor& x, const SavedAttention& saved, Tensor y) {
   if (context.tensor.size() == 1 && !context.drops_hidden())
-    return project(context, saved.output, weights.attention_output, x, y);
+    return project(context, {saved.output}, weights.attention_output, x, y);
   PartialSum projected(context.tensor, context.device, context.arena, "attention.projected", y);
-  project(context, saved.output, weights.attention_output, projected.target());
+  project(context, {saved.output}, weights.attention_output, projected.target());
   projected.finish();
   if (context.drops_hidden())
     dropout_add(context.device, context.hidden_dropout(layer, kOutputDropout),
@@ -130,20 +137,20 @@ void backward_of_output(const LayerContext& context, int64_t layer, const LayerT
   }
   GatheredTokens d_projected(context.tensor, context.arena, "attention.d_projected",
                              dropped.taken() ? dropped.tensor() : d);
-  ProjectionBackward projection(context, d_projected.wait());
-  projection.weight(saved.output, d_weights.attention_output, d_weights.use);
+  ProjectionBackward projection(context, {d_projected.wait()});
+  projection.weight({saved.output}, d_weights.attention_output, d_weights.use);
   projection.input(weights.attention_output, d_output, Accumulate::no);
 }
 
 // `normed`: what the norm gave, which its gradient takes the place of.
 void backward_of_qkv(const LayerContext& context, const LayerTensors& weights, const LayerGradients& d_weights,
-                     const Tensor& d_qkv, const Tensor& normed) {
-  ProjectionBackward projection(context, d_qkv);
+                     const Tensor& d_qkv, const Measured& normed) {
+  ProjectionBackward projection(context, {d_qkv});
   {
-    GatheredTokens gathered(context.tensor, context.arena, "attention.gathered", normed);
-    projection.weight(gathered.wait(), d_weights.qkv, d_weights.use);
+    GatheredTokens gathered(context.tensor, context.arena, "attention.gathered", normed.matrix);
+    projection.weight({gathered.wait(), normed.amax}, d_weights.qkv, d_weights.use);
   }
-  PartialSum sum(context.tensor, context.device, context.arena, "attention.d_normed", normed);
+  PartialSum sum(context.tensor, context.device, context.arena, "attention.d_normed", normed.matrix);
   projection.input(weights.qkv, sum.target(), Accumulate::no);
   sum.finish();
 }
@@ -160,10 +167,7 @@ void release_heads(SavedAttention& saved) {
 void attention_layer_forward(const LayerContext& context, int64_t layer, const LayerTensors& weights,
                              const MicroBatch& batch, const Tensor& x, SavedAttention& saved, Tensor y) {
   project_qkv(context, weights, batch, x, saved);
-  if (!context.keep.layernorm) {
-    saved.rstd.release();
-    saved.normed.release();
-  }
+  if (!context.keep.layernorm) release_normed(saved);
   attend(context, layer, batch, saved);
   if (!context.keep.qkv) release_heads(saved);
   project_output(context, layer, weights, batch, x, saved, y);
@@ -217,12 +221,11 @@ void attention_layer_backward(const LayerContext& context, int64_t layer, const 
   release_heads(saved);
   if (weights.qkv_bias.defined()) bias_backward(context.device, d_qkv, d_weights.qkv_bias);
   normalise(context, weights, x, saved);
-  backward_of_qkv(context, weights, d_weights, d_qkv, saved.normed);
+  backward_of_qkv(context, weights, d_weights, d_qkv, {saved.normed, amax_of(saved.normed_amax)});
   const Tensor d_normed = saved.normed;
   rms_norm_backward(context.device, d_normed, x, weights.attention_norm, saved.rstd, d, Accumulate::yes,
                     d_weights.attention_norm);
-  saved.rstd.release();
-  saved.normed.release();
+  release_normed(saved);
 }
 
 }  // namespace farspan

@@ -18,14 +18,15 @@ namespace farspan {
 
 // What forward leaves for backward; buffers not taken are computed again.
 struct SavedAttention {
-  Buffer normed;      // (t, H)
-  Buffer rstd;        // (t) f32
-  Buffer qkv;         // (T, (A + 2 K) D): rotated, or before the q/k norm where there is one
-  Buffer qk;          // (T, (A + K) D): normalised and rotated queries and keys; only with q/k norm
-  Buffer query_rstd;  // (T, A) f32; only with q/k norm
-  Buffer key_rstd;    // (T, K) f32
-  Buffer output;      // (T, A D)
-  Buffer lse;         // (B, A, s) f32
+  Buffer normed;       // (t, H)
+  Buffer rstd;         // (t) f32
+  Buffer normed_amax;  // (1) f32; only with fp8 (model/projection.h)
+  Buffer qkv;          // (T, (A + 2 K) D): rotated, or before the q/k norm where there is one
+  Buffer qk;           // (T, (A + K) D): normalised and rotated queries and keys; only with q/k norm
+  Buffer query_rstd;   // (T, A) f32; only with q/k norm
+  Buffer key_rstd;     // (T, K) f32
+  Buffer output;       // (T, A D)
+  Buffer lse;          // (B, A, s) f32
 };
 
 // y (t, H) is written; it must not overlap x. `layer` is the layer's number in the model.

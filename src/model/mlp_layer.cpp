@@ -20,10 +20,11 @@ constexpr std::string_view kOutputDropout = "mlp";
 struct MlpTile {
   int64_t begin = 0;  // tokens of the stream
   int64_t end = 0;
-  Tensor x;        // (t, H)
-  Tensor normed;   // (t, H)
-  Tensor rstd;     // (t)
-  Tensor gate_up;  // (n, 2 F)
+  Tensor x;            // (t, H)
+  Tensor normed;       // (t, H)
+  Tensor rstd;         // (t)
+  Tensor normed_amax;  // (1), where it is measured
+  Tensor gate_up;      // (n, 2 F)
 };
 
 // Tokens of the stream in one tile.
@@ -52,6 +53,9 @@ class MlpTiles {
     };
     take(saved.normed, keep_.layernorm, "mlp.normed", context.dtype, {normed, H});
     take(saved.rstd, keep_.layernorm, "mlp.rstd", DType::f32, {normed});
+    if (!saved.normed_amax.taken())
+      saved.normed_amax = take_stream_amax(
+          context, "mlp.normed_amax", keep_.layernorm ? count_ : (overlap_ ? kSlots : 1), purpose_if(keep_.layernorm));
     take(saved.gate_up, keep_.mlp, "mlp.gate_up", context.dtype, {ranks_ * (keep_.mlp ? tokens_ : length_), 2 * F});
   }
 
@@ -65,9 +69,9 @@ class MlpTiles {
   MlpTile at(const Tensor& x, int64_t index) const {
     const int64_t begin = index * length_;
     const int64_t end = std::min(begin + length_, tokens_);
-    const int64_t slot = overlap_ ? index % kSlots * length_ : 0;
+    const int64_t slot = overlap_ ? index % kSlots : 0;
     const auto normed = [&](const Tensor& all) {
-      return keep_.layernorm ? all.slice(0, begin, end) : all.slice(0, slot, slot + end - begin);
+      return keep_.layernorm ? all.slice(0, begin, end) : all.slice(0, slot * length_, slot * length_ + end - begin);
     };
     const int64_t hidden = ranks_ * (end - begin);
     const int64_t first_hidden = keep_.mlp ? ranks_ * begin : 0;
@@ -76,6 +80,7 @@ class MlpTiles {
             .x = x.slice(0, begin, end),
             .normed = normed(saved_.normed),
             .rstd = normed(saved_.rstd),
+            .normed_amax = amax_of(saved_.normed_amax, keep_.layernorm ? index : slot),
             .gate_up = saved_.gate_up.tensor().slice(0, first_hidden, first_hidden + hidden)};
   }
 
@@ -91,6 +96,7 @@ class MlpTiles {
  private:
   static constexpr int64_t kSlots = 3;
   void release_normed() {
+    saved_.normed_amax.release();
     saved_.rstd.release();
     saved_.normed.release();
   }
@@ -104,7 +110,8 @@ class MlpTiles {
 };
 
 void normalise(const LayerContext& context, const LayerTensors& weights, const MlpTile& tile) {
-  rms_norm_forward(context.device, tile.x, weights.mlp_norm, context.config.norm_epsilon, tile.normed, tile.rstd);
+  rms_norm_forward(context.device, tile.x, weights.mlp_norm, context.config.norm_epsilon, tile.normed, tile.rstd,
+                   tile.normed_amax);
 }
 
 // The gather of one tile's tokens after the next, begun while the tile before is computed.
@@ -157,10 +164,10 @@ class PendingSum {
 };
 
 // d_weight of the tile, and the sum over the group that becomes the gradient of what the norm gave, in tile.normed.
-PartialSum backward_of_gate_up(const LayerContext& context, const LayerTensors& weights, const Tensor& d_gate_up,
+PartialSum backward_of_gate_up(const LayerContext& context, const LayerTensors& weights, const Measured& d_gate_up,
                                const Tensor& normed, const MlpTile& tile, const Tensor& d_weight, Accumulate use) {
   ProjectionBackward gate_up(context, d_gate_up);
-  gate_up.weight(normed, d_weight, use);
+  gate_up.weight({normed, tile.normed_amax}, d_weight, use);
   PartialSum sum(context.tensor, context.device, context.arena, "mlp.d_normed", tile.normed);
   gate_up.input(weights.gate_up, sum.target(), Accumulate::no);
   return sum;
@@ -182,13 +189,14 @@ void mlp_layer_forward(const LayerContext& context, int64_t layer, const LayerTe
       add(context.device, tile.x, y_tile, y_tile);
   });
   Buffer activations = tiles.take_hidden(context, weights, "mlp.activation");
+  Buffer activation_amax = take_amax(context, "mlp.activation_amax", 1, Purpose::workspace);
   for (int64_t index = 0; index < tiles.count(); ++index) {
     const MlpTile tile = tiles.at(x, index);
-    const Tensor activation = activations.tensor().slice(0, 0, tile.gate_up.dim(0));
+    const Measured activation{activations.tensor().slice(0, 0, tile.gate_up.dim(0)), amax_of(activation_amax)};
     GatheredTokens normed =
         gathers.take(context, tiles, x, index, [&](const MlpTile& next) { normalise(context, weights, next); });
-    project(context, normed.wait(), weights.gate_up, tile.gate_up);
-    swiglu_forward(context.device, tile.gate_up, activation);
+    project(context, {normed.wait(), tile.normed_amax}, weights.gate_up, tile.gate_up);
+    swiglu_forward(context.device, tile.gate_up, activation.matrix, activation.amax);
     if (context.tensor.size() == 1 && !context.drops_hidden()) {
       project(context, activation, weights.down, tile.x, y.slice(0, tile.begin, tile.end));
       continue;
@@ -199,6 +207,7 @@ void mlp_layer_forward(const LayerContext& context, int64_t layer, const LayerTe
     outputs.push(std::move(projected), tile, tiles.overlap());
   }
   outputs.finish();
+  activation_amax.release();
   activations.release();
   tiles.release_scratch();
 }
@@ -210,6 +219,7 @@ void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerT
   TileGathers gathers;
   const int64_t length = tile_tokens(context);
   Buffer d_activation = tiles.take_hidden(context, weights, "mlp.d_activation");
+  Buffer amaxes = take_amax(context, "mlp.d_amax", 2, Purpose::workspace);
   Buffer dropped;
   if (context.drops_hidden()) dropped = context.take("mlp.d_dropped", {length, d.dim(1)}, Purpose::workspace);
   // tile.normed has become the gradient of what the norm gave.
@@ -225,7 +235,7 @@ void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerT
     GatheredTokens normed = gathers.take(context, tiles, x, index, [&](const MlpTile& next) {
       if (!context.keep.layernorm) normalise(context, weights, next);
     });
-    if (!context.keep.mlp) project(context, normed.wait(), weights.gate_up, tile.gate_up);
+    if (!context.keep.mlp) project(context, {normed.wait(), tile.normed_amax}, weights.gate_up, tile.gate_up);
 
     Tensor d_projected = d_tile;
     if (dropped.taken()) {
@@ -233,13 +243,15 @@ void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerT
       dropout_backward(context.device, context.hidden_dropout(layer, kOutputDropout),
                        context.stream_index(batch, tile.begin, tile.end), d_tile, d_projected);
     }
-    const Tensor d_gate_up = tile.gate_up;  // gradients take the place of what they were computed from
+    // Gradients take the place of what they were computed from.
+    const Measured d_gate_up{tile.gate_up, amax_of(amaxes, 0)};
     {
       GatheredTokens gathered(context.tensor, context.arena, "mlp.d_projected", d_projected);
-      ProjectionBackward down(context, gathered.wait());
+      ProjectionBackward down(context, {gathered.wait()});
       down.input(weights.down, d_act, Accumulate::no);
-      const Tensor activation = d_act;  // made once more, in the place of its gradient
-      swiglu_backward_and_output(context.device, tile.gate_up, d_act, d_gate_up, activation);
+      const Measured activation{d_act, amax_of(amaxes, 1)};  // made once more, in the place of its gradient
+      swiglu_backward_and_output(context.device, tile.gate_up, d_act, d_gate_up.matrix, activation.matrix,
+                                 d_gate_up.amax, activation.amax);
       down.weight(activation, d_weights.down, d_weights_use);
     }
     PartialSum sum =
@@ -248,6 +260,7 @@ void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerT
   }
   inputs.finish();
   dropped.release();
+  amaxes.release();
   d_activation.release();
   tiles.release_all();
 }

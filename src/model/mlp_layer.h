@@ -23,9 +23,10 @@
 namespace farspan {
 
 struct SavedMlp {
-  Buffer normed;   // (t, H)
-  Buffer rstd;     // (t) f32
-  Buffer gate_up;  // (T, 2 F)
+  Buffer normed;       // (t, H)
+  Buffer rstd;         // (t) f32
+  Buffer normed_amax;  // of each tile, f32; only with fp8 (model/projection.h)
+  Buffer gate_up;      // (T, 2 F)
 };
 
 // y (t, H) is written; it must not overlap x. `layer` is the layer's number in the model.

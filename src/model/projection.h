@@ -11,11 +11,25 @@
 
 namespace farspan {
 
+// A matrix that a product reads, and its largest magnitude where the op that wrote it left that (ops/amax.h).
+struct Measured {
+  Tensor matrix;
+  Tensor amax = {};  // (1) f32; undefined: not known
+};
+
+// Room for the amax of each of `count` matrices. Untaken unless the run is in fp8.
+Buffer take_amax(const LayerContext& context, std::string_view name, int64_t count, Purpose purpose);
+// The same for matrices of the hidden stream's tokens. Untaken too under sequence parallelism, where products read the
+// gathered tokens of all ranks and a rank measures its own.
+Buffer take_stream_amax(const LayerContext& context, std::string_view name, int64_t count, Purpose purpose);
+// Of the matrix `index`; undefined where there is no room for it.
+Tensor amax_of(const Buffer& room, int64_t index = 0);
+
 // A matrix's copies in fp8, in buffers of the arena; none where the run is not in fp8.
 class Fp8Copy {
  public:
   enum class Along { rows, columns, both };  // the dimension that the products of this copy sum over
-  Fp8Copy(const LayerContext& context, const Tensor& x, DType dtype, Along along);
+  Fp8Copy(const LayerContext& context, const Measured& x, DType dtype, Along along);
   operator const Fp8Matrix&() const { return matrix_; }  // NOLINT: a copy is used wherever a matrix is
 
  private:
@@ -24,17 +38,17 @@ class Fp8Copy {
 };
 
 // y (T, O) = x (T, I) weight (O, I)^T, plus the residual (T, O) where there is one, which may be y itself.
-void project(const LayerContext& context, const Tensor& x, const Tensor& weight, Tensor y);
-void project(const LayerContext& context, const Tensor& x, const Tensor& weight, const Tensor& residual, Tensor y);
+void project(const LayerContext& context, const Measured& x, const Tensor& weight, Tensor y);
+void project(const LayerContext& context, const Measured& x, const Tensor& weight, const Tensor& residual, Tensor y);
 
 // The two products that read d_y (T, O), which must stay as it is between them unless the run is in fp8.
 class ProjectionBackward {
  public:
-  ProjectionBackward(const LayerContext& context, const Tensor& d_y);
+  ProjectionBackward(const LayerContext& context, const Measured& d_y);
   // d_x (T, I) = d_y weight
   void input(const Tensor& weight, Tensor d_x, Accumulate accumulate) const;
   // d_weight (O, I) = d_y^T x
-  void weight(const Tensor& x, Tensor d_weight, Accumulate accumulate) const;
+  void weight(const Measured& x, Tensor d_weight, Accumulate accumulate) const;
 
  private:
   const LayerContext& context_;

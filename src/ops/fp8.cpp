@@ -2,6 +2,7 @@
 #include "ops/fp8.h"
 
 #include "base/math.h"
+#include "ops/amax.h"
 #include "ops/cpu/fp8.h"
 #include "ops/cuda/ops.h"
 #include "ops/cuda/scratch.h"
@@ -20,7 +21,7 @@ void check_copy(std::string_view name, const Tensor& copy, const Shape& expected
 
 }  // namespace
 
-void fp8_quantise(Device& device, const Tensor& x, const Fp8Matrix& to) {
+void fp8_quantise(Device& device, const Tensor& x, const Tensor& amax, const Fp8Matrix& to) {
   check_dtype(kOp, "x", x, DType::bf16);
   check_rank(kOp, "x", x, 2, 2);
   check_dense_rows(kOp, "x", x);
@@ -29,6 +30,7 @@ void fp8_quantise(Device& device, const Tensor& x, const Fp8Matrix& to) {
   FARSPAN_CHECK(is_fp8(dtype), "{}: values hold {}, expected f8e4m3 or f8e5m2", kOp, name_of(dtype));
   FARSPAN_CHECK(x.dim(1) % kFp8Multiple == 0, "{}: x is {}, expected columns in multiples of {}", kOp, x.shape().str(),
                 kFp8Multiple);
+  check_amax(kOp, "amax", amax);
   check_dtype(kOp, "scale", to.scale, DType::f32);
   check_shape(kOp, "scale", to.scale, Shape{1});
   double written = 0;
@@ -40,14 +42,14 @@ void fp8_quantise(Device& device, const Tensor& x, const Fp8Matrix& to) {
     check_copy("transposed", to.transposed, Shape{x.dim(1), round_up(x.dim(0), kFp8Multiple)}, dtype);
     written += static_cast<double>(to.transposed.bytes());
   }
-  // Read once for the largest value and once to be rounded.
-  const double bytes = 2 * static_cast<double>(x.bytes()) + written;
-  const int64_t scratch = device.targets_cuda() ? cuda::kFp8QuantiseScratch : 0;
+  // Read to be rounded, and before that for the largest value where it is not known.
+  const double bytes = static_cast<double>((amax.defined() ? 1 : 2) * x.bytes() + amax_bytes(amax)) + written;
+  const int64_t scratch = device.targets_cuda() && !amax.defined() ? cuda::kFp8QuantiseScratch : 0;
   device.run({kOp, OpClass::memory, static_cast<double>(x.numel()), bytes, scratch}, [&] {
     if (device.on_cuda())
-      cuda::fp8_quantise(device, x, to);
+      cuda::fp8_quantise(device, x, amax, to);
     else
-      cpu::fp8_quantise(device, x, to);
+      cpu::fp8_quantise(device, x, amax, to);
   });
 }
 

@@ -29,8 +29,10 @@ struct Fp8Matrix {
 };
 
 // x (R, C) bf16, dense rows -> `to`, rounded to nearest, ties to even. Where x holds a value that is not finite the
-// scale is NaN, and so is every product. The same bits on every device.
-void fp8_quantise(Device& device, const Tensor& x, const Fp8Matrix& to);
+// scale is NaN, and so is every product. The same bits on every device. amax (1) f32: the largest magnitude of x, where
+// the op that wrote x left it (ops/amax.h); undefined, x is read twice.
+void fp8_quantise(Device& device, const Tensor& x, const Tensor& amax, const Fp8Matrix& to);
+inline void fp8_quantise(Device& device, const Tensor& x, const Fp8Matrix& to) { fp8_quantise(device, x, {}, to); }
 
 // The exponent e of the scale 2^-e: the largest value, whose magnitude has these bits as a float, times 2^e is at most
 // the format's largest, 1.75 * 2^largest_exponent for both formats. 0 for a matrix of zeros.

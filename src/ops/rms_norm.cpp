@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "base/math.h"
+#include "ops/amax.h"
+#include "ops/cpu/amax.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/ops.h"
 #include "ops/cuda/scratch.h"
@@ -40,17 +42,22 @@ void check_operands(std::string_view op, const Tensor& x, const Tensor& weight, 
 
 }  // namespace
 
-void rms_norm_forward(Device& device, const Tensor& x, const Tensor& weight, double epsilon, Tensor y, Tensor rstd) {
+void rms_norm_forward(Device& device, const Tensor& x, const Tensor& weight, double epsilon, Tensor y, Tensor rstd,
+                      Tensor amax) {
   check_operands("rms_norm_forward", x, weight, rstd);
   check_matching("rms_norm_forward", "y", y, x);
+  check_amax("rms_norm_forward", "amax", amax);
   const double flops = 4.0 * static_cast<double>(x.numel());
-  const double bytes = static_cast<double>(x.bytes() + y.bytes() + weight.bytes() + rstd.bytes());
+  const double bytes = static_cast<double>(x.bytes() + y.bytes() + weight.bytes() + rstd.bytes() + amax_bytes(amax));
   device.run({"rms_norm_forward", OpClass::memory, flops, bytes}, [&] {
-    if (device.on_cuda()) return cuda::rms_norm_forward(device, x, weight, epsilon, y, rstd);
+    if (device.on_cuda()) return cuda::rms_norm_forward(device, x, weight, epsilon, y, rstd, amax);
     const cpu::RmsNormForward norm{cpu::RowView(x), cpu::RowView(y), x.dtype(),         weight.raw(),
                                    weight.dtype(),  epsilon,         rstd.data<float>()};
-    parallel_for(device, norm.x.rows(), cpu::row_grain(norm.x.columns()),
-                 [&](int64_t begin, int64_t end) { cpu::rms_norm_forward(norm, begin, end); });
+    if (amax.defined()) *amax.data<float>() = 0;
+    parallel_for(device, norm.x.rows(), cpu::row_grain(norm.x.columns()), [&](int64_t begin, int64_t end) {
+      cpu::rms_norm_forward(norm, begin, end);
+      if (amax.defined()) cpu::raise_amax(norm.y, norm.dtype, begin, end, *amax.data<float>());
+    });
   });
 }
 

@@ -14,7 +14,9 @@
 namespace farspan {
 
 // x, y (T, H) or (T, A, D), one dtype; weight (H) or (D), f32 or bf16; rstd (T) or (T, A) f32, contiguous. y may be x.
-void rms_norm_forward(Device& device, const Tensor& x, const Tensor& weight, double epsilon, Tensor y, Tensor rstd);
+// amax: of y (ops/amax.h).
+void rms_norm_forward(Device& device, const Tensor& x, const Tensor& weight, double epsilon, Tensor y, Tensor rstd,
+                      Tensor amax = {});
 
 // With xhat = x * rstd and g = d_y * weight, per row of length H:
 //   d_x = rstd * (g - xhat * mean(g * xhat))          (added to d_x when accumulating)

@@ -7,6 +7,7 @@
 #include "base/math.h"
 #include "ops/cuda/ops.h"
 #include "ops/gemm.h"
+#include "ops/swiglu.h"
 #include "tests/ops/operand.h"
 
 namespace farspan {
@@ -180,6 +181,21 @@ TEST_P(Fp8Op, OneCopyAloneIsTheSame) {
   EXPECT_EQ(transposed.scale(), both.scale());
   EXPECT_EQ(values.values(), both.values());
   EXPECT_EQ(transposed.transposed(), both.transposed());
+}
+
+// The largest magnitude that the op which wrote x left.
+TEST_P(Fp8Op, AKnownAmaxGivesTheSameBits) {
+  for (const int64_t rows : {int64_t{1}, int64_t{133}}) {
+    Operand gate_up(DType::bf16, Shape{rows, 160}), x(DType::bf16, Shape{rows, 80}), amax(DType::f32, Shape{1});
+    gate_up.random(5, 3), amax.constant(1e30);
+    swiglu_forward(device_, gate_up, x, amax);
+    OwnFp8 found(GetParam(), rows, 80), known(GetParam(), rows, 80);
+    fp8_quantise(device_, x, found.matrix());
+    fp8_quantise(device_, x, amax, known.matrix());
+    EXPECT_EQ(known.scale(), found.scale()) << rows << " rows";
+    EXPECT_EQ(known.values(), found.values()) << rows << " rows";
+    EXPECT_EQ(known.transposed(), found.transposed()) << rows << " rows";
+  }
 }
 
 TEST_P(Fp8Op, ZerosStayZeroAndWhatIsNotFiniteShows) {

@@ -155,6 +155,13 @@ inline void expect_close(const Operand& found, const ref::Matrix& expected, cons
   EXPECT_TRUE(found.guards_intact()) << what << ": an element outside the view was written";
 }
 
+// What an op's amax must hold for this result of it: bits, not a tolerance.
+inline double largest_magnitude(const Operand& result) {
+  double largest = 0;
+  for (const double value : result.values()) largest = std::max(largest, std::abs(value));
+  return largest;
+}
+
 inline ref::Matrix sum(ref::Matrix a, const ref::Matrix& b) {
   for (size_t i = 0; i < a.values.size(); ++i) a.values[i] += b.values.at(i);
   return a;

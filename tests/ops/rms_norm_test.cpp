@@ -34,8 +34,11 @@ TEST_P(RmsNormTest, ForwardMatchesReference) {
         const auto expected = ref::rms_norm_forward(x.matrix(), weight.matrix(), kEpsilon);
         expect_close(y, expected.y, "y " + shape.str());
         expect_close(rstd, expected.rstd, "rstd " + shape.str());
-        rms_norm_forward(device_, x, weight, kEpsilon, x, rstd);  // y = x
+        Operand amax(DType::f32, Shape{1});
+        amax.constant(1e30);                                            // is overwritten
+        rms_norm_forward(device_, x, weight, kEpsilon, x, rstd, amax);  // y = x
         EXPECT_EQ(x.values(), y.values()) << "in place, " << shape.str();
+        EXPECT_EQ(amax.values()[0], test::largest_magnitude(y)) << shape.str();
       }
 }
 

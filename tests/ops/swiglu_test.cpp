@@ -24,17 +24,23 @@ TEST_P(SwiGluTest, MatchesReference) {
         const auto expected_y = ref::swiglu_forward(gate_up.matrix());
         const auto expected_d = ref::swiglu_backward(gate_up.matrix(), d_y.matrix());
         const std::string what = fmt::format("tokens {} width {} padding {}", tokens, width, padding);
-        swiglu_forward(device_, gate_up, y);
+        Operand amax(DType::f32, Shape{1}), d_amax(DType::f32, Shape{1});
+        amax.constant(1e30);  // is overwritten
+        swiglu_forward(device_, gate_up, y, amax);
         expect_close(y, expected_y, "y " + what);
+        EXPECT_EQ(amax.values()[0], test::largest_magnitude(y)) << what;
         swiglu_backward(device_, gate_up, d_y, d_gate_up);
         expect_close(d_gate_up, expected_d, "d_gate_up " + what);
         Operand again(dtype(), Shape{tokens, 2 * width}, padding), copy(dtype(), Shape{tokens, width}, padding);
         again.random(1, 3), copy.random(2);
         swiglu_backward(device_, gate_up, d_y, gate_up);  // in place
         EXPECT_EQ(gate_up.values(), d_gate_up.values()) << what;
-        swiglu_backward_and_output(device_, again, copy, again, copy);  // both in place
+        amax.constant(1e30), d_amax.constant(1e30);
+        swiglu_backward_and_output(device_, again, copy, again, copy, d_amax, amax);  // both in place
         EXPECT_EQ(again.values(), d_gate_up.values()) << what;
         EXPECT_EQ(copy.values(), y.values()) << what;
+        EXPECT_EQ(amax.values()[0], test::largest_magnitude(y)) << what;
+        EXPECT_EQ(d_amax.values()[0], test::largest_magnitude(d_gate_up)) << what;
         EXPECT_TRUE(copy.guards_intact()) << what;
       }
 }
@@ -56,8 +62,10 @@ TEST_P(SwiGluTest, SaturatedGates) {
 TEST_P(SwiGluTest, NaNStaysInItsElement) {
   Operand gate_up(dtype(), Shape{1, 20}), y(dtype(), Shape{1, 10});
   gate_up.random(1).set([&](int64_t i) { return i == 4 ? std::nan("") : static_cast<double>(i); });
-  swiglu_forward(device_, gate_up, y);
+  Operand amax(DType::f32, Shape{1});
+  swiglu_forward(device_, gate_up, y, amax);
   for (size_t i = 0; i < 10; ++i) EXPECT_EQ(std::isnan(y.values()[i]), i == 4) << i;
+  EXPECT_TRUE(std::isnan(amax.values()[0]));
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, SwiGluTest, testing::Values(DType::f32, DType::bf16), test::type_name);

@@ -2,12 +2,12 @@
 #include "ops/cpu/fp8.h"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cmath>
 
 #include "base/math.h"
 #include "device/parallel_for.h"
+#include "ops/cpu/amax.h"
 #include "ops/cpu/row_view.h"
 
 namespace farspan::cpu {
@@ -17,19 +17,11 @@ constexpr int64_t kBlock = 64;  // rows that are transposed at a time: one cache
 
 float power_of_two(int exponent) { return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23); }
 
-// Of the value with the largest magnitude, as a float's. NaN is larger than infinity.
-uint32_t largest_magnitude_bits(const Device& device, const Tensor& x) {
-  std::atomic<uint32_t> largest = 0;
-  parallel_for(device, x.dim(0), row_grain(x.dim(1)), [&](int64_t begin, int64_t end) {
-    uint16_t found = 0;
-    for (int64_t row = begin; row < end; ++row) {
-      const BFloat16* from = x.data<BFloat16>() + row * x.stride(0);
-      for (int64_t c = 0; c < x.dim(1); ++c) found = std::max(found, static_cast<uint16_t>(from[c].bits & 0x7fffu));
-    }
-    const uint32_t bits = static_cast<uint32_t>(found) << 16;
-    for (uint32_t known = largest; known < bits && !largest.compare_exchange_weak(known, bits);) {
-    }
-  });
+float largest_magnitude(const Device& device, const Tensor& x) {
+  float largest = 0;
+  const RowView rows(x);
+  parallel_for(device, x.dim(0), row_grain(x.dim(1)),
+               [&](int64_t begin, int64_t end) { raise_amax(rows, x.dtype(), begin, end, largest); });
   return largest;
 }
 
@@ -55,9 +47,9 @@ void quantise_block(const Tensor& x, const Fp8Format& format, float factor, cons
 
 }  // namespace
 
-void fp8_quantise(Device& device, const Tensor& x, const Fp8Matrix& to) {
+void fp8_quantise(Device& device, const Tensor& x, const Tensor& amax, const Fp8Matrix& to) {
   const Fp8Format& format = fp8_format(to.values.defined() ? to.values.dtype() : to.transposed.dtype());
-  const uint32_t largest = x.numel() == 0 ? 0 : largest_magnitude_bits(device, x);
+  const uint32_t largest = magnitude_bits(amax.defined() ? *amax.data<float>() : largest_magnitude(device, x));
   const bool finite = largest < 0x7f800000u;
   const int exponent = finite ? fp8_scale_exponent(largest, format.largest_exponent) : 0;
   *to.scale.data<float>() = finite ? power_of_two(-exponent) : NAN;

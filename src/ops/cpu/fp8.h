@@ -7,7 +7,8 @@
 
 namespace farspan::cpu {
 
-void fp8_quantise(Device& device, const Tensor& x, const Fp8Matrix& to);
+// amax undefined: found first.
+void fp8_quantise(Device& device, const Tensor& x, const Tensor& amax, const Fp8Matrix& to);
 
 // The values that the 256 bit patterns stand for, times a scale.
 std::array<float, 256> fp8_values(DType dtype, float scale);

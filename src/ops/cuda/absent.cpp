@@ -12,7 +12,9 @@ namespace {
 
 }  // namespace
 
-void rms_norm_forward(Device&, const Tensor&, const Tensor&, double, const Tensor&, const Tensor&) { absent(); }
+void rms_norm_forward(Device&, const Tensor&, const Tensor&, double, const Tensor&, const Tensor&, const Tensor&) {
+  absent();
+}
 void rms_norm_backward(Device&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, Accumulate,
                        const Tensor&) {
   absent();
@@ -34,8 +36,11 @@ void key_intervals(Device&, std::span<const KeyPiece>, const Tensor&, const Tens
 void rope_table(Device&, const Tensor&, std::span<const double>, double, const Tensor&) { absent(); }
 void rope_apply(Device&, const Tensor&, RopeStyle, RopeDirection, const Tensor&) { absent(); }
 
-void swiglu_forward(Device&, const Tensor&, const Tensor&) { absent(); }
-void swiglu_backward(Device&, const Tensor&, const Tensor&, const Tensor&, const Tensor&) { absent(); }
+void swiglu_forward(Device&, const Tensor&, const Tensor&, const Tensor&) { absent(); }
+void swiglu_backward(Device&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                     const Tensor&) {
+  absent();
+}
 
 void bias_add(Device&, const Tensor&, const Tensor&) { absent(); }
 void bias_backward(Device&, const Tensor&, const Tensor&) { absent(); }
@@ -63,7 +68,7 @@ void sum_of_squares(Device&, std::span<const Tensor>, const Tensor&) { absent();
 void adamw_step(Device&, const AdamWStep&, std::span<const AdamWTensors>) { absent(); }
 void sgd_step(Device&, const SgdStep&, const Tensor&, const Tensor&, const Tensor&) { absent(); }
 
-void fp8_quantise(Device&, const Tensor&, const Fp8Matrix&) { absent(); }
+void fp8_quantise(Device&, const Tensor&, const Tensor&, const Fp8Matrix&) { absent(); }
 
 GemmOutcome gemm_cublaslt(Device&, const GemmProblem&) { absent(); }
 GemmOutcome gemm_reference(Device&, const GemmProblem&) { absent(); }

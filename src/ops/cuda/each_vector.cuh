@@ -9,6 +9,13 @@
 //   };
 //
 // Every element is written by the thread that loaded it, so an output may be an input.
+//
+// A body that is to know something of all elements says so: what a thread found goes through its calls of finish, and
+// all threads of a block leave theirs together.
+//
+//     struct Found { ... };
+//     ... finish(const Place<K>& place, const Held<N>& held, Found& found) const;
+//     __device__ void leave(const Found& found) const;
 #pragma once
 
 #include <cstdint>
@@ -112,6 +119,9 @@ struct Tiling {
 inline constexpr int kThreads = 256;
 inline constexpr int kVectorsPerThread = 2;
 
+template <typename Body>
+concept FindsSomething = requires { typename Body::Found; };
+
 template <int N, int K, typename Body>
 __global__ void __launch_bounds__(kThreads)
     each_vector_kernel(const Rows<K> view, const Tiling tiling, const Body body) {
@@ -132,9 +142,17 @@ __global__ void __launch_bounds__(kThreads)
     places[i] = view.place(row, tiling.first_column + vector * N);
     held[i] = body.template load<N>(places[i]);
   }
+  if constexpr (FindsSomething<Body>) {
+    typename Body::Found found;
 #pragma unroll
-  for (int i = 0; i < kVectorsPerThread; ++i)
-    if (inside[i]) body.template finish<N>(places[i], held[i]);
+    for (int i = 0; i < kVectorsPerThread; ++i)
+      if (inside[i]) body.template finish<N>(places[i], held[i], found);
+    body.leave(found);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVectorsPerThread; ++i)
+      if (inside[i]) body.template finish<N>(places[i], held[i]);
+  }
 }
 
 template <int N, int K, typename Body>

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two passes: the largest magnitude, then the rounding. bf16 numbers without their sign are ordered as integers are, so
-// the first pass compares two at a time; NaN is above infinity.
+// Two passes, the largest magnitude and then the rounding; where the op that wrote x left its largest magnitude, the
+// second alone.
 //
-// Floor, for R C elements: 4 R C bytes read (2 where the first pass finds them in the second-level cache), R C written
-// for each copy.
+// Floor, for R C elements: 4 R C bytes read (2 with one pass, or where the second finds them in the second-level cache),
+// R C written for each copy.
 #include <cuda_fp8.h>
 
 #include "base/math.h"
+#include "ops/cuda/amax.cuh"
 #include "ops/cuda/ops.h"
 #include "ops/cuda/vector.cuh"
 
@@ -18,27 +19,24 @@ constexpr int kElements = 8;  // a vector of 16 bytes
 
 // Dense rows come as one.
 __global__ void __launch_bounds__(kThreads)
-    largest_magnitude(const BFloat16* x, int64_t stride, int64_t rows, int64_t vectors, bool aligned,
-                      uint32_t* magnitude) {
-  uint32_t largest = 0;  // two halves
+    largest_magnitude(const BFloat16* x, int64_t stride, int64_t rows, int64_t vectors, bool aligned, float* amax) {
+  LargestMagnitude<BFloat16> largest[1];
   const int64_t all = rows * vectors, step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < all; i += step) {
     const BFloat16* from = x + (rows == 1 ? i * kElements : i / vectors * stride + i % vectors * kElements);
     if (aligned) {
       Vector<BFloat16, kElements> vector;
       vector.load(from);
-      const auto* pairs = reinterpret_cast<const uint32_t*>(vector.words);
-#pragma unroll
-      for (int k = 0; k < kElements / 2; ++k) largest = __vmaxu2(largest, pairs[k] & 0x7fff7fffu);
+      largest[0].add(vector);
     } else {
-      for (int k = 0; k < kElements; ++k) largest = __vmaxu2(largest, from[k].bits & 0x7fffu);
+      for (int k = 0; k < kElements; ++k) {
+        Vector<BFloat16, 1> element;
+        element.load(from + k);
+        largest[0].add(element);
+      }
     }
   }
-  for (int offset = kWarp / 2; offset > 0; offset /= 2)
-    largest = __vmaxu2(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-  if (threadIdx.x % kWarp != 0) return;
-  const uint32_t half = max(largest & 0xffffu, largest >> 16);
-  if (half > 0) atomicMax(magnitude, half << 16);
+  raise_amax(largest, {amax});
 }
 
 // A block's tile: as many rows as fill a line of 128 bytes of the transposed copy.
@@ -62,7 +60,7 @@ struct QuantiseArguments {
   uint8_t* values;      // null: not written
   uint8_t* transposed;  // null: not written
   int64_t pitch;        // of a transposed row
-  const uint32_t* magnitude;
+  const float* amax;
   float* scale;
 };
 
@@ -70,7 +68,7 @@ template <__nv_fp8_interpretation_t kFormat>
 __global__ void __launch_bounds__(kThreads) quantise(const QuantiseArguments a) {
   constexpr int kLargestExponent = kFormat == __NV_E4M3 ? kE4M3.largest_exponent : kE5M2.largest_exponent;
   __shared__ uint32_t words[kTileColumns][kWords + 1];
-  const uint32_t magnitude = *a.magnitude;
+  const uint32_t magnitude = __float_as_uint(*a.amax);
   const bool finite = magnitude < 0x7f800000u;
   const int exponent = finite ? fp8_scale_exponent(magnitude, kLargestExponent) : 0;
   const float factor = __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
@@ -131,12 +129,22 @@ __global__ void __launch_bounds__(kThreads) quantise(const QuantiseArguments a) 
   }
 }
 
+void find_largest(Device& device, const QuantiseArguments& a, const Tensor& amax) {
+  const cudaStream_t stream = compute_stream(device);
+  clear_amax(stream, amax);
+  const int64_t vectors = a.rows * (a.columns / kElements);
+  if (vectors == 0) return;
+  const bool dense = a.stride == a.columns;
+  const int64_t blocks = std::min<int64_t>(ceil_div(vectors, kThreads), int64_t{8} * properties(device).multiprocessors);
+  largest_magnitude<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
+      a.x, a.stride, dense ? 1 : a.rows, dense ? vectors : a.columns / kElements, a.aligned, amax.data<float>());
+  FARSPAN_CUDA_LAUNCHED();
+}
+
 }  // namespace
 
-void fp8_quantise(Device& device, const Tensor& x, const Fp8Matrix& to) {
+void fp8_quantise(Device& device, const Tensor& x, const Tensor& amax, const Fp8Matrix& to) {
   const cudaStream_t stream = compute_stream(device);
-  auto* const magnitude = static_cast<uint32_t*>(device.scratch());
-  FARSPAN_CUDA(cudaMemsetAsync(magnitude, 0, sizeof(uint32_t), stream));
   QuantiseArguments a;
   a.x = x.data<BFloat16>();
   a.stride = x.dim(0) <= 1 ? x.dim(1) : x.stride(0);
@@ -146,16 +154,10 @@ void fp8_quantise(Device& device, const Tensor& x, const Fp8Matrix& to) {
   a.values = to.values.defined() ? static_cast<uint8_t*>(to.values.raw()) : nullptr;
   a.transposed = to.transposed.defined() ? static_cast<uint8_t*>(to.transposed.raw()) : nullptr;
   a.pitch = round_up(x.dim(0), kFp8Multiple);
-  a.magnitude = magnitude;
   a.scale = to.scale.data<float>();
-  const int64_t vectors = a.rows * (a.columns / kElements);
-  if (vectors > 0) {
-    const bool dense = a.stride == a.columns;
-    const int64_t blocks = std::min<int64_t>(ceil_div(vectors, kThreads), int64_t{8} * properties(device).multiprocessors);
-    largest_magnitude<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
-        a.x, a.stride, dense ? 1 : a.rows, dense ? vectors : a.columns / kElements, a.aligned, magnitude);
-    FARSPAN_CUDA_LAUNCHED();
-  }
+  const Tensor largest = amax.defined() ? amax : Tensor(device.scratch(), DType::f32, Shape{1});
+  a.amax = largest.data<float>();
+  if (!amax.defined()) find_largest(device, a, largest);
   const int64_t tiles = std::max<int64_t>(1, checked_mul(ceil_div(a.rows, kTileRows), ceil_div(a.columns, kTileColumns)));
   FARSPAN_CHECK(tiles <= INT32_MAX, "fp8_quantise: x {} is too large for one launch", x.shape().str());
   const auto launch = [&](auto kernel) {

@@ -25,8 +25,9 @@
 
 namespace farspan::cuda {
 
+// Every amax here (ops/amax.h) may be undefined.
 void rms_norm_forward(Device& device, const Tensor& x, const Tensor& weight, double epsilon, const Tensor& y,
-                      const Tensor& rstd);
+                      const Tensor& rstd, const Tensor& amax);
 void rms_norm_backward(Device& device, const Tensor& d_y, const Tensor& x, const Tensor& weight, const Tensor& rstd,
                        const Tensor& d_x, Accumulate accumulate_d_x, const Tensor& d_weight);
 
@@ -45,10 +46,10 @@ void rope_table(Device& device, const Tensor& positions, std::span<const double>
                 double attention_factor, const Tensor& table);
 void rope_apply(Device& device, const Tensor& table, RopeStyle style, RopeDirection direction, const Tensor& x);
 
-void swiglu_forward(Device& device, const Tensor& gate_up, const Tensor& y);
+void swiglu_forward(Device& device, const Tensor& gate_up, const Tensor& y, const Tensor& amax);
 // y undefined: not written.
-void swiglu_backward(Device& device, const Tensor& gate_up, const Tensor& d_y, const Tensor& d_gate_up,
-                     const Tensor& y);
+void swiglu_backward(Device& device, const Tensor& gate_up, const Tensor& d_y, const Tensor& d_gate_up, const Tensor& y,
+                     const Tensor& d_amax, const Tensor& amax);
 
 void bias_add(Device& device, const Tensor& bias, const Tensor& y);
 void bias_backward(Device& device, const Tensor& d_y, const Tensor& d_bias);
@@ -58,7 +59,8 @@ void cast(Device& device, const Tensor& x, const Tensor& y);
 void fill(Device& device, const Tensor& x, double value);
 void scale(Device& device, const Tensor& x, double factor);
 
-void fp8_quantise(Device& device, const Tensor& x, const Fp8Matrix& to);
+// amax undefined: found first, in the scratch.
+void fp8_quantise(Device& device, const Tensor& x, const Tensor& amax, const Fp8Matrix& to);
 
 // Both directions; x is undefined in the backward one.
 void dropout_add(Device& device, const Dropout& dropout, const Tensor& token_index, const Tensor& x, const Tensor& z,

@@ -6,6 +6,7 @@
 // Backward: each of a fixed number of blocks walks over its rows, keeps its share of the weight gradient in registers
 // and leaves it as one row of partial sums.
 #include "base/math.h"
+#include "ops/cuda/amax.cuh"
 #include "ops/cuda/norm_rows.cuh"
 #include "ops/cuda/ops.h"
 #include "ops/cuda/partial_rows.h"
@@ -22,6 +23,7 @@ struct Norm {
   float per_column;  // 1 / columns
   float epsilon;
   float* rstd;
+  float* amax;  // forward; null: not wanted
   bool accumulate;
 
   Norm(const Tensor& x, const Tensor& weight_tensor, const Tensor& rstd_tensor)
@@ -33,6 +35,7 @@ struct Norm {
         per_column(1.0f / static_cast<float>(columns)),
         epsilon(0),
         rstd(rstd_tensor.data<float>()),
+        amax(nullptr),
         accumulate(false) {}
 };
 
@@ -71,6 +74,7 @@ __global__ void __launch_bounds__(kForwardThreads)
   const int lanes = kLanes > 0 ? kLanes : norm.lanes;
   const Columns<N> columns{lanes, static_cast<int>(threadIdx.x) % lanes, static_cast<int>(norm.columns)};
   const int64_t rows_per_block = static_cast<int>(blockDim.x) / lanes;
+  LargestMagnitude<T> largest[1];
   int turn = 0;
   for (int64_t first = blockIdx.x * rows_per_block; first < norm.rows; first += gridDim.x * rows_per_block) {
     const int64_t row = first + static_cast<int>(threadIdx.x) / lanes;
@@ -108,8 +112,10 @@ __global__ void __launch_bounds__(kForwardThreads)
       for (int i = 0; i < N; ++i) values[i] = values[i] * rstd * factor[i];
       held[v].set(values);
       held[v].store(to + columns.first(v));
+      largest[0].add(held[v]);
     }
   }
+  raise_amax(largest, {norm.amax});
 }
 
 // Rows of any length and alignment, one to a block.
@@ -117,6 +123,7 @@ template <typename T>
 __global__ void __launch_bounds__(kForwardThreads)
     forward_reread_kernel(const Norm norm, const NormRows<T> x, const NormRows<T> y) {
   __shared__ float shared[kForwardThreads / kWarp];
+  LargestMagnitude<T> largest[1];
   for (int64_t row = blockIdx.x; row < norm.rows; row += gridDim.x) {
     const RowIndex index = row_index(row, norm.heads);
     const T* from = x.at(index);
@@ -137,8 +144,10 @@ __global__ void __launch_bounds__(kForwardThreads)
       Vector<T, 1> result;
       result.set(value);
       result.store(to + i);
+      largest[0].add(result);
     }
   }
+  raise_amax(largest, {norm.amax});
 }
 
 constexpr int kBackwardThreads = 512;  // at most, of a block
@@ -385,9 +394,11 @@ int64_t backward(cudaStream_t stream, const Norm& norm, const Tensor& weight, co
 }  // namespace
 
 void rms_norm_forward(Device& device, const Tensor& x, const Tensor& weight, double epsilon, const Tensor& y,
-                      const Tensor& rstd) {
+                      const Tensor& rstd, const Tensor& amax) {
+  clear_amax(compute_stream(device), amax);
   if (row_count(x) == 0) return;
   Norm norm(x, weight, rstd);
+  norm.amax = address_of(amax);
   norm.epsilon = static_cast<float>(epsilon);
   with_compute_type(x.dtype(),
                     [&](auto element) { forward<decltype(element)>(compute_stream(device), norm, x, weight, y); });

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "ops/cuda/amax.cuh"
 #include "ops/cuda/each_vector.cuh"
 #include "ops/cuda/ops.h"
 #include "ops/operand_checks.h"
@@ -30,10 +31,14 @@ struct Forward {
   struct Held {
     Vector<T, N> gate, up;
   };
+  struct Found {
+    LargestMagnitude<T> y[1];
+  };
 
   const T* gate;
   const T* up;
   T* y;
+  float* amax;
 
   template <int N>
   __device__ Held<N> load(const Place<3>& place) const {
@@ -43,7 +48,7 @@ struct Forward {
     return held;
   }
   template <int N>
-  __device__ void finish(const Place<3>& place, const Held<N>& held) const {
+  __device__ void finish(const Place<3>& place, const Held<N>& held, Found& found) const {
     float g[N], u[N];
     held.gate.get(g);
     held.up.get(u);
@@ -52,7 +57,9 @@ struct Forward {
     Vector<T, N> result;
     result.set(u);
     result.store(y + place.at[2]);
+    found.y[0].add(result);
   }
+  __device__ void leave(const Found& found) const { raise_amax(found.y, {amax}); }
 };
 
 // kActivation: y is written too.
@@ -62,6 +69,9 @@ struct Backward {
   struct Held {
     Vector<T, N> gate, up, d_y;
   };
+  struct Found {
+    LargestMagnitude<T> d_gate_up_and_y[2];
+  };
 
   const T* gate;
   const T* up;
@@ -69,6 +79,8 @@ struct Backward {
   T* d_gate;
   T* d_up;
   T* y;
+  float* d_amax;
+  float* amax;
 
   template <int N>
   __device__ Held<N> load(const Place<6>& place) const {
@@ -79,7 +91,7 @@ struct Backward {
     return held;
   }
   template <int N>
-  __device__ void finish(const Place<6>& place, const Held<N>& held) const {
+  __device__ void finish(const Place<6>& place, const Held<N>& held, Found& found) const {
     float g[N], u[N], d[N], activation[N];
     held.gate.get(g);
     held.up.get(u);
@@ -95,46 +107,54 @@ struct Backward {
     Vector<T, N> result;
     result.set(g);
     result.store(d_gate + place.at[3]);
+    found.d_gate_up_and_y[0].add(result);
     result.set(u);
     result.store(d_up + place.at[4]);
+    found.d_gate_up_and_y[0].add(result);
     if constexpr (kActivation) {
       result.set(activation);
       result.store(y + place.at[5]);
+      found.d_gate_up_and_y[1].add(result);
     }
   }
+  __device__ void leave(const Found& found) const { raise_amax(found.d_gate_up_and_y, {d_amax, amax}); }
 };
 
 template <typename T, bool kActivation>
-void run_backward(cudaStream_t stream, const Halves& from, const Tensor& d_y, const Halves& to, const Tensor& y) {
+void run_backward(cudaStream_t stream, const Halves& from, const Tensor& d_y, const Halves& to, const Tensor& y,
+                  const Tensor& d_amax, const Tensor& amax) {
   constexpr int N = kVectorElements<T>;
-  const Backward<T, kActivation> body{from.gate.data<T>(), from.up.data<T>(), d_y.data<T>(),
-                                      to.gate.data<T>(),   to.up.data<T>(),   y.data<T>()};
+  const Backward<T, kActivation> body{from.gate.data<T>(), from.up.data<T>(), d_y.data<T>(),      to.gate.data<T>(),
+                                      to.up.data<T>(),     y.data<T>(),       address_of(d_amax), address_of(amax)};
   for_each_vector<N>(stream, rows_of(N, {from.gate, from.up, d_y, to.gate, to.up, y}), body);
 }
 
 }  // namespace
 
-void swiglu_forward(Device& device, const Tensor& gate_up, const Tensor& y) {
+void swiglu_forward(Device& device, const Tensor& gate_up, const Tensor& y, const Tensor& amax) {
+  clear_amax(compute_stream(device), amax);
   if (y.numel() == 0) return;
   const Halves from(gate_up);
   with_compute_type(y.dtype(), [&](auto element) {
     using T = decltype(element);
     constexpr int N = kVectorElements<T>;
     for_each_vector<N>(compute_stream(device), rows_of(N, {from.gate, from.up, y}),
-                       Forward<T>{from.gate.data<T>(), from.up.data<T>(), y.data<T>()});
+                       Forward<T>{from.gate.data<T>(), from.up.data<T>(), y.data<T>(), address_of(amax)});
   });
 }
 
 void swiglu_backward(Device& device, const Tensor& gate_up, const Tensor& d_y, const Tensor& d_gate_up,
-                     const Tensor& y) {
+                     const Tensor& y, const Tensor& d_amax, const Tensor& amax) {
+  clear_amax(compute_stream(device), d_amax);
+  clear_amax(compute_stream(device), amax);
   if (d_y.numel() == 0) return;
   const Halves from(gate_up), to(d_gate_up);
   with_compute_type(d_y.dtype(), [&](auto element) {
     using T = decltype(element);
     if (y.defined())
-      run_backward<T, true>(compute_stream(device), from, d_y, to, y);
+      run_backward<T, true>(compute_stream(device), from, d_y, to, y, d_amax, amax);
     else
-      run_backward<T, false>(compute_stream(device), from, d_y, to, d_y);
+      run_backward<T, false>(compute_stream(device), from, d_y, to, d_y, d_amax, amax);
   });
 }
 
