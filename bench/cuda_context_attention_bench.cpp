@@ -219,15 +219,21 @@ Seconds measure_whole_call(Device& device, const Noise& noise, const Case& c, do
   auto* const lse = reinterpret_cast<float*>(take(4 * c.tokens * c.heads));
   const int64_t key = 2 * c.heads * c.head_dim, value = key + 2 * c.kv_heads * c.head_dim;  // bytes behind the query
 
-  cuda::AttentionGraphShape shape{.diagonal = cuda::Diagonal::top_left, .queries = c.tokens, .keys = c.tokens};
+  cuda::AttentionGraphShape shape;
+  shape.diagonal = cuda::Diagonal::top_left;
+  shape.queries = shape.keys = c.tokens;
   shape.head_size = c.head_dim;
   shape.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.head_dim)));
   shape.lse_stride = c.tokens;
   shape.query = {c.heads, width, c.head_dim};
   shape.key = shape.value = {c.kv_heads, width, c.head_dim};
   shape.out = {c.heads, c.heads * c.head_dim, c.head_dim};
-  cuda::AttentionGraphData data{
-      .query = qkv, .key = qkv + key, .value = qkv + value, .out = out, .lse = lse, .tables = {}};
+  cuda::AttentionGraphData data;
+  data.query = qkv;
+  data.key = qkv + key;
+  data.value = qkv + value;
+  data.out = out;
+  data.lse = lse;
   const auto time = [&] {
     const cuda::AttentionGraph& graph = device.extension<cuda::AttentionGraphs>().of(shape);
     if (!graph.refusal().empty()) return 0.0;
