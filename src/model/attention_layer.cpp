@@ -192,6 +192,7 @@ void attention_layer_backward(const LayerContext& context, int64_t layer, const 
   const ModelConfig& config = context.config;
   const int64_t A = context.heads();
   project_qkv(context, weights, batch, x, saved);
+  if (!context.keep.layernorm) release_normed(saved);  // made again after attention, whose memory is the most there is
   Buffer d_qkv =
       context.take("attention.d_query_key_value", {context.tokens(), weights.qkv.dim(0)}, Purpose::workspace);
   const Heads d_heads = split_heads(context, d_qkv);

@@ -23,8 +23,9 @@
 
 namespace farspan::cuda {
 
-// Limit of a backward call's scratch: all heads of 65536 tokens of 16:8 heads of 128 fit.
-inline constexpr int64_t kBackwardScratchBytes = int64_t{5} << 28;
+// Limit of a backward call's scratch: all heads of 8192 tokens of 16:8 heads of 128 fit, and half of 32768's. Fewer
+// heads a call cost nothing: 523 TFLOP/s with all and 524 with a quarter at 32768 tokens, 537 and 534 to 537 at 131072.
+inline constexpr int64_t kBackwardScratchBytes = int64_t{264} << 20;
 // Queries of one call on a long causal block (ops/cudnn/block_plan.h).
 inline constexpr int64_t kRowTokens = 65536;
 // Documents of one call of cuDNN; more take several calls.
