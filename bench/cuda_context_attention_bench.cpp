@@ -3,9 +3,9 @@
 //
 //   cuda_context_attention_bench [part of the cases' names] [seconds for each figure]
 //
-// The ranks' keys come from a communicator that moves nothing, so a figure holds the blocks, the merges of their
-// results and the packing of what would travel, and no transfer. Variants take turns, each for so long that the GPU's
-// power limit shows. A plain program: the benchmark library need not be where the GPU is.
+// What a rank receives is copied from noise on its own GPU, so a figure holds the blocks, the merges of their results,
+// the packing of what would travel and one local copy in a link's stead. Variants take turns, each for so long that the
+// GPU's power limit shows. A plain program: the benchmark library need not be where the GPU is.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -18,8 +18,9 @@
 #include <utility>
 #include <vector>
 
-#include "comm/dry/dry_communicator.h"
+#include "comm/communicator.h"
 #include "config/names.h"
+#include "ops/elementwise.h"
 #include "parallel/balanced_layout.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/deal.h"
@@ -69,14 +70,47 @@ class Noise {
   std::vector<BFloat16> values_;
 };
 
+// Fills what would be received with noise: memory that was used for something else holds no numbers that attention
+// would see.
+class NoiseCommunicator final : public Communicator {
+ public:
+  NoiseCommunicator(Device& device, const DeviceMemory* noise, int rank, std::vector<int> ranks)
+      : Communicator(Dimension::cp, rank, std::move(ranks)), device_(device), noise_(noise) {}
+
+  Work all_reduce(Tensor, std::string_view) override { return {}; }
+  Work all_gather(const Tensor&, Tensor whole, std::string_view) override { return receive(whole); }
+  Work reduce_scatter(const Tensor&, Tensor part, std::string_view) override { return receive(part); }
+  Work all_to_all(const Tensor&, Tensor received, std::string_view) override { return receive(received); }
+  Work exchange(std::span<const Message>, std::span<const Message> receives, std::string_view) override {
+    for (const Message& message : receives) receive(message.data);
+    return {};
+  }
+  void barrier(std::string_view) override {}
+
+ private:
+  Work receive(const Tensor& to) const {
+    if (noise_ == nullptr) return {};
+    const int64_t bytes = to.bytes();
+    for (int64_t begin = 0; begin < bytes; begin += noise_->bytes()) {
+      const Shape piece{std::min(noise_->bytes(), bytes - begin)};
+      cast(device_, Tensor(noise_->data(), DType::u8, piece),
+           Tensor(static_cast<char*>(to.raw()) + begin, DType::u8, piece));
+    }
+    return {};
+  }
+
+  Device& device_;
+  const DeviceMemory* noise_;
+};
+
 // One rank's part of a case, on a device that may be dry.
 class Rank {
  public:
-  Rank(const Case& c, const Variant& v, int rank, Device& device)
+  Rank(const Case& c, const Variant& v, int rank, Device& device, const DeviceMemory* noise)
       : case_(c),
         device_(device),
         layout_(v.layout, c.tokens, v.cp),
-        group_(make_dry_communicator(Dimension::cp, rank, ranks_of(v.cp))),
+        group_(std::make_unique<NoiseCommunicator>(device, noise, rank, ranks_of(v.cp))),
         attention_({group_.get(), nullptr, nullptr}, layout_, shape(), v.comm_type),
         memory_(device,
                 2 * bytes(2 * row_width() + 2 * c.heads * c.head_dim) + 4 * s() * c.heads + 2 * 8 * s() + 4096) {
@@ -152,7 +186,7 @@ class Rank {
 // The plan of a rank's passes, in memory that is filled with noise before.
 MemoryPlan plan_of(const Case& c, const Variant& v, int rank, int64_t noise_bytes) {
   Device device(DryRun{DeviceKind::cuda});
-  const Rank dry(c, v, rank, device);
+  const Rank dry(c, v, rank, device, nullptr);
   Arena arena(device);
   if (noise_bytes > 0) {
     const ProgramScope scope(arena, "noise");
@@ -184,9 +218,11 @@ double seconds_of(Device& device, double at_least, Body&& body) {
 // All ranks of a variant in turn: the sum of their times.
 Seconds measure(Device& device, const Noise& noise, const Case& c, const Variant& v, double seconds) {
   Seconds sum;
+  const DeviceMemory received(device, int64_t{256} << 20);
+  noise.fill(device, received.data(), received.bytes());
   for (int rank = 0; rank < v.cp; ++rank) {
     const int64_t program_bytes = plan_of(c, v, rank, 0).peak_bytes;
-    Rank on_gpu(c, v, rank, device);
+    Rank on_gpu(c, v, rank, device, &received);
     on_gpu.fill(noise);
     Arena arena(device, plan_of(c, v, rank, program_bytes));
     {
