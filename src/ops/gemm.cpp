@@ -66,6 +66,10 @@ std::string_view addend_name(const GemmProblem& problem) {
   return problem.addend == problem.c ? " accumulate" : " residual";
 }
 
+std::string_view accumulation_name(const GemmProblem& problem) {
+  return problem.fast_accumulation ? " fast accumulation" : "";
+}
+
 void dispatch(Device& device, const GemmProblem& problem) {
   std::string declined;
   for (const Implementation& implementation : implementations_of(device.kind())) {
@@ -78,10 +82,11 @@ void dispatch(Device& device, const GemmProblem& problem) {
       declined += fmt::format("; {} declined: {}", implementation.name, outcome.detail);
       continue;
     }
-    print_once(fmt::format("farspan: gemm {} x {} -> {} m={} n={} k={} a{} b{}{}: {} ({}){}", name_of(problem.a.dtype),
-                           name_of(problem.b.dtype), name_of(problem.c_dtype), problem.m, problem.n, problem.k,
-                           problem.a.column_stride == 1 ? "" : "^T", problem.b.column_stride == 1 ? "" : "^T",
-                           addend_name(problem), implementation.name, outcome.detail, declined));
+    print_once(fmt::format("farspan: gemm {} x {} -> {} m={} n={} k={} a{} b{}{}{}: {} ({}){}",
+                           name_of(problem.a.dtype), name_of(problem.b.dtype), name_of(problem.c_dtype), problem.m,
+                           problem.n, problem.k, problem.a.column_stride == 1 ? "" : "^T",
+                           problem.b.column_stride == 1 ? "" : "^T", addend_name(problem), accumulation_name(problem),
+                           implementation.name, outcome.detail, declined));
     return;
   }
 }
@@ -186,9 +191,11 @@ struct Fp8Operand {
   const Tensor& scale;
 };
 
+enum class Accumulation { fast, exact };  // of fp8 products (ops/gemm.h)
+
 // c (M, N) = a.rows (M, K) b.rows (N, K)^T
-void run_fp8(Device& device, std::string_view op, const Fp8Operand& a, const Fp8Operand& b, std::string_view c_name,
-             const Tensor& c, const Tensor* addend) {
+void run_fp8(Device& device, std::string_view op, Accumulation accumulation, const Fp8Operand& a, const Fp8Operand& b,
+             std::string_view c_name, const Tensor& c, const Tensor* addend) {
   for (const Fp8Operand& operand : {a, b}) {
     FARSPAN_CHECK(operand.rows.defined(), "{}: {} has no copy along the summed dimension", op, operand.name);
     FARSPAN_CHECK(is_fp8(operand.rows.dtype()), "{}: {} holds {}, expected f8e4m3 or f8e5m2", op, operand.name,
@@ -210,6 +217,7 @@ void run_fp8(Device& device, std::string_view op, const Fp8Operand& a, const Fp8
   problem.b = operand_of(b.rows, Transpose::yes);
   problem.a.scale = a.scale.data<float>();
   problem.b.scale = b.scale.data<float>();
+  problem.fast_accumulation = accumulation == Accumulation::fast;
   const double bytes = static_cast<double>(a.rows.bytes() + b.rows.bytes());
   run_problem(device, {.op = op, .op_class = OpClass::gemm_fp8, .bytes = bytes}, problem, c, addend);
 }
@@ -251,27 +259,27 @@ void linear_backward_weight(Device& device, const Tensor& d_y, const Tensor& x, 
 }
 
 void linear_forward(Device& device, const Fp8Matrix& x, const Fp8Matrix& weight, Tensor y) {
-  run_fp8(device, "fp8_linear_forward", {"x", x.values, x.scale}, {"weight", weight.values, weight.scale}, "y", y,
-          nullptr);
+  run_fp8(device, "fp8_linear_forward", Accumulation::fast, {"x", x.values, x.scale},
+          {"weight", weight.values, weight.scale}, "y", y, nullptr);
 }
 
 void linear_forward(Device& device, const Fp8Matrix& x, const Fp8Matrix& weight, const Tensor& residual, Tensor y) {
   check_residual(residual, y);
-  run_fp8(device, "fp8_linear_forward", {"x", x.values, x.scale}, {"weight", weight.values, weight.scale}, "y", y,
-          &residual);
+  run_fp8(device, "fp8_linear_forward", Accumulation::fast, {"x", x.values, x.scale},
+          {"weight", weight.values, weight.scale}, "y", y, &residual);
 }
 
 void linear_backward_input(Device& device, const Fp8Matrix& d_y, const Fp8Matrix& weight, Tensor d_x,
                            Accumulate accumulate) {
-  run_fp8(device, "fp8_linear_backward_input", {"d_y", d_y.values, d_y.scale},
+  run_fp8(device, "fp8_linear_backward_input", Accumulation::exact, {"d_y", d_y.values, d_y.scale},
           {"weight", weight.transposed, weight.scale}, "d_x", d_x, addend_of(d_x, accumulate));
 }
 
 void linear_backward_weight(Device& device, const Fp8Matrix& d_y, const Fp8Matrix& x, Tensor d_weight,
                             Accumulate accumulate) {
   check_dtype("fp8_linear_backward_weight", "d_weight", d_weight, DType::f32);
-  run_fp8(device, "fp8_linear_backward_weight", {"d_y", d_y.transposed, d_y.scale}, {"x", x.transposed, x.scale},
-          "d_weight", d_weight, addend_of(d_weight, accumulate));
+  run_fp8(device, "fp8_linear_backward_weight", Accumulation::exact, {"d_y", d_y.transposed, d_y.scale},
+          {"x", x.transposed, x.scale}, "d_weight", d_weight, addend_of(d_weight, accumulate));
 }
 
 void set_gemm_choice(Device& device, GemmChoice choice) {

@@ -40,6 +40,8 @@ void linear_backward_weight(Device& device, const Tensor& d_y, const Tensor& x, 
 // The same products of matrices in fp8, summed in fp32 and scaled once, after the sum; y and d_x are f32 or bf16. Each
 // reads of its operands the copy that lies along the summed dimension: forward x.values and weight.values, backward to
 // the input d_y.values and weight.transposed, to the weight d_y.transposed and x.transposed.
+// The forward ones use fast accumulation, where a GPU's matrix units keep some 14 bits of a running sum; the backward
+// ones have partial sums promoted to fp32 (docs/decisions/0015-fp8.md).
 // Two f8e5m2 operands have no kernel in a GPU's library and run on the slow reference.
 void linear_forward(Device& device, const Fp8Matrix& x, const Fp8Matrix& weight, Tensor y);
 void linear_forward(Device& device, const Fp8Matrix& x, const Fp8Matrix& weight, const Tensor& residual, Tensor y);

@@ -27,6 +27,7 @@ struct GemmProblem {
   DType c_dtype = DType::f32;
   const void* addend = nullptr;  // (m, n) of c's type; c itself, or apart from it
   int64_t addend_row_stride = 0;
+  bool fast_accumulation = false;  // of fp8: sums may stay in the matrix units' own accumulators (ops/gemm.h)
 };
 
 // Whether an implementation computed the product, and which of its variants did or why it declined.

@@ -21,7 +21,7 @@ constexpr size_t kCachedProducts = 1024;
 constexpr double kWorthTiming = 1e10;
 
 // Everything that the choice of an algorithm depends on.
-using Key = std::array<int64_t, 14>;
+using Key = std::array<int64_t, 15>;
 
 Key key_of(const GemmProblem& p, const std::array<uint32_t, 4>& aligned) {
   Key key = {p.m,
@@ -38,6 +38,7 @@ Key key_of(const GemmProblem& p, const std::array<uint32_t, 4>& aligned) {
              p.addend == nullptr ? 0 : (p.addend == p.c ? 1 : 2)};
   key[12] = static_cast<int64_t>(aligned[0]) << 16 | aligned[1];
   key[13] = static_cast<int64_t>(aligned[2]) << 16 | aligned[3];
+  key[14] = p.fast_accumulation ? 1 : 0;
   return key;
 }
 
@@ -108,11 +109,10 @@ Matmul matmul_of(const GemmProblem& p) {
   return {b.matrix, b.operation, a.matrix, a.operation, c, c};
 }
 
-// Of fp8 operands; the library reads the scales when the product runs. Sums are as for other types, not in the matrix
-// units' own shorter accumulators.
+// Of fp8 operands; the library reads the scales when the product runs.
 void set_scales(Matmul& matmul, const GemmProblem& p) {
   if (p.a.scale == nullptr) return;
-  matmul.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{0});
+  matmul.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(p.fast_accumulation));
   matmul.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b.scale);
   matmul.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a.scale);
 }
