@@ -8,13 +8,13 @@
 #
 #   --build DIR   default build/release, with its tests and benchmarks
 #   --output DIR  where runs and their logs go (default: a new folder under /tmp)
-#   --only PARTS  of ops,ranks,sanitizer,losses,layouts,fp8,context,memory_bound,speed; with commas
+#   --only PARTS  of ops,ranks,sanitizer,losses,layouts,fp8,attention,context,memory_bound,speed; commas
 #   --lens LIST   lengths of the comparison with PyTorch (default 8192,32768,131072)
 #   --quick       short runs and small models: tries the script, also on a CPU
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-build=build/release output="" parts=ops,ranks,sanitizer,losses,layouts,fp8,context,memory_bound,speed quick="" lens=8192,32768,131072
+build=build/release output="" parts=ops,ranks,sanitizer,losses,layouts,fp8,attention,context,memory_bound,speed quick="" lens=8192,32768,131072
 die() {
   echo "one_gpu: $1" >&2
   exit 2
@@ -174,9 +174,12 @@ if wanted fp8; then
   fi
 fi
 
-# --- context: attention of cp 8 beside one rank's; ops that memory bounds --------------------------------------------------
+# --- attention, a block and over the ranks of cp 8; ops that memory bounds ----------------------------------------------------
 
 if [[ $device == cuda ]]; then
+  if wanted attention; then
+    timeout 200 "$build/bench/cuda_attention_bench" 2>&1 | tee "$output/attention.log" | sed 's/^/attention: /' | tee -a "$table"
+  fi
   if wanted context; then
     timeout 300 "$build/bench/cuda_context_attention_bench" 2>&1 | tee "$output/context.log" | sed 's/^/context: /' | tee -a "$table"
   fi
