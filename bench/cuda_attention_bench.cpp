@@ -7,14 +7,13 @@
 // an fp32 state or to fp32 gradients. A plain program: the benchmark library need not be where the GPU is.
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <random>
 #include <string>
 #include <vector>
 
+#include "bench/cuda_attention_noise.h"
 #include "device/device.h"
 #include "ops/attention_implementation.h"
 
@@ -47,8 +46,8 @@ std::vector<VisibleRun> window(int64_t n, int64_t w) {
 // Tensors of a case in one allocation that was filled with small random bf16 values.
 class Problem {
  public:
-  Problem(Device& device, const Case& c) : case_(c), memory_(device, bytes_of(c)) {
-    fill(device);
+  Problem(Device& device, const Noise& noise, const Case& c) : case_(c), memory_(device, bytes_of(c)) {
+    noise.fill(device, memory_.data(), memory_.bytes());
     block_ = {.query = take(DType::bf16, {c.tokens, c.heads, c.head_dim}),
               .key = take(DType::bf16, {c.tokens, c.kv_heads, c.head_dim}),
               .value = take(DType::bf16, {c.tokens, c.kv_heads, c.head_dim}),
@@ -115,16 +114,6 @@ class Problem {
   static int64_t bytes_of(const Case& c) {
     return c.tokens * (c.head_dim * (16 * c.heads + 16 * c.kv_heads) + 8 * c.heads + 16) + 16 * 256;
   }
-  void fill(Device& device) const {
-    std::vector<BFloat16> values(size_t{1} << 22);
-    std::mt19937 random(7);
-    std::normal_distribution<float> normal;
-    for (BFloat16& x : values) x = to_bfloat16(normal(random));
-    const auto piece = static_cast<int64_t>(values.size() * sizeof(BFloat16));
-    for (int64_t begin = 0; begin < memory_.bytes(); begin += piece)
-      copy_to_device(device, values.data(), static_cast<char*>(memory_.data()) + begin,
-                     std::min(piece, memory_.bytes() - begin));
-  }
   Tensor take(DType dtype, const Shape& shape) {
     const Tensor tensor(static_cast<char*>(memory_.data()) + used_, dtype, shape);
     used_ += (tensor.bytes() + 255) / 256 * 256;
@@ -140,20 +129,6 @@ class Problem {
   Tensor lse_, delta_, d_out_;
   std::vector<Tensor> out_, d_query_, d_key_, d_value_;  // bf16, f32
 };
-
-template <typename Body>
-double seconds_of(Device& device, double at_least, Body&& body) {
-  const auto run = [&](int times) {
-    device.synchronize();
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < times; ++i) body();
-    device.synchronize();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / times;
-  };
-  run(1);
-  const double once = run(2);
-  return run(std::max(2, static_cast<int>(at_least / once)));
-}
 
 // TFLOP/s of calls, one after the other, as text; why there are none if the implementation declines one.
 template <typename Call>
@@ -176,6 +151,7 @@ std::string rate(Device& device, const std::vector<Call>& calls, double flops,
 
 int run(const std::string& wanted, double seconds) {
   Device device(DeviceKind::cuda, 1);
+  const Noise noise;
   std::vector<Case> cases;
   for (const auto& [heads, kv_heads, head_dim] : {std::array<int64_t, 3>{16, 8, 128}, {32, 8, 64}, {8, 2, 256}}) {
     const std::string suffix = " hd" + std::to_string(head_dim);
@@ -196,7 +172,7 @@ int run(const std::string& wanted, double seconds) {
   }
   for (const Case& c : cases) {
     if (c.name.find(wanted) == std::string::npos) continue;
-    const Problem problem(device, c);
+    const Problem problem(device, noise, c);
     for (const AttentionImplementation& how : attention_implementation_list(DeviceKind::cuda)) {
       std::string line;
       for (const bool added : {false, true}) {

@@ -7,7 +7,6 @@
 // the packing of what would travel and one local copy in a link's stead. Variants take turns, each for so long that the
 // GPU's power limit shows. A plain program: the benchmark library need not be where the GPU is.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/cuda_attention_noise.h"
 #include "comm/communicator.h"
 #include "config/names.h"
 #include "ops/elementwise.h"
@@ -50,24 +50,6 @@ struct Variant {
   int cp = 1;
   CpCommType comm_type = CpCommType::p2p;
   CpLayout layout = CpLayout::zigzag;
-};
-
-// Small random bf16 values everywhere, so that tensor cores draw the power that they do on data.
-class Noise {
- public:
-  Noise() : values_(size_t{1} << 22) {
-    std::mt19937 random(7);
-    std::normal_distribution<float> normal;
-    for (BFloat16& x : values_) x = to_bfloat16(normal(random));
-  }
-  void fill(Device& device, void* memory, int64_t bytes) const {
-    const auto piece = static_cast<int64_t>(values_.size() * sizeof(BFloat16));
-    for (int64_t begin = 0; begin < bytes; begin += piece)
-      copy_to_device(device, values_.data(), static_cast<char*>(memory) + begin, std::min(piece, bytes - begin));
-  }
-
- private:
-  std::vector<BFloat16> values_;
 };
 
 // Fills what would be received with noise: memory that was used for something else holds no numbers that attention
@@ -201,19 +183,6 @@ struct Seconds {
   double forward = 0;
   double backward = 0;
 };
-
-template <typename Body>
-double seconds_of(Device& device, double at_least, Body&& body) {
-  const auto run = [&](int times) {
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < times; ++i) body();
-    device.synchronize();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / times;
-  };
-  run(1);
-  const double once = run(1);
-  return run(std::max(1, static_cast<int>(at_least / once)));
-}
 
 // All ranks of a variant in turn: the sum of their times.
 Seconds measure(Device& device, const Noise& noise, const Case& c, const Variant& v, double seconds) {

@@ -10,8 +10,7 @@
 //   backward  4 n a (D + 1), and 4 m a D where key/value heads are shared
 //
 // 4 n a D is the fp32 sum of d_query. Backward takes some key/value heads and their query heads at a time, as many as
-// keep a call below a limit: at 131072 tokens of 16:8 heads of 128 all heads at once would take 2.2 GB and run 1 %
-// faster.
+// keep a call below a limit.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Block attention by cuDNN: bf16 blocks that are plain or causal, and batches of documents that are. One entry of the
-// list in ops/cuda/attention.cpp.
+// Block attention by cuDNN: bf16 blocks that are plain or causal and, forward, batches of documents that are. One entry
+// of the list in ops/cuda/attention.cpp.
 //
 // What it does otherwise than the contract says:
 //   - Its results are bf16. Where blocks are added up, each block's are rounded once before they are, in fp32.

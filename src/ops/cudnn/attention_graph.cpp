@@ -166,7 +166,7 @@ int64_t AttentionGraph::workspace_bytes() const { return built_->workspace_bytes
 
 void AttentionGraph::run(const AttentionGraphData& data, void* workspace) const {
   std::unordered_map<int64_t, void*> addresses;
-  const auto add = [&](int64_t uid, const void* tensor, int64_t* offsets) {
+  const auto add = [&](int64_t uid, const void* tensor, int64_t* offsets = nullptr) {
     addresses[uid] = const_cast<void*>(tensor);  // the frontend takes inputs and outputs alike
     if (built_->documents) addresses[kTables + uid] = offsets;
   };
@@ -177,10 +177,10 @@ void AttentionGraph::run(const AttentionGraphData& data, void* workspace) const 
   add(kOut, data.out, t.out);
   add(kLse, data.lse, t.lse);
   if (built_->backward) {
-    add(kDOut, data.d_out, nullptr);
-    add(kDQuery, data.d_query, nullptr);
-    add(kDKey, data.d_key, nullptr);
-    add(kDValue, data.d_value, nullptr);
+    add(kDOut, data.d_out);
+    add(kDQuery, data.d_query);
+    add(kDKey, data.d_key);
+    add(kDValue, data.d_value);
   }
   if (built_->documents) {
     addresses[kQueryLengths] = t.query_lengths;

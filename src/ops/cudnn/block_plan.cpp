@@ -69,19 +69,6 @@ std::vector<DocumentsCall> documents_calls(const std::vector<Document>& document
   return calls;
 }
 
-void find_gaps(const std::vector<AttentionPart>& parts, int64_t keys, BlockPlan& plan) {
-  int64_t next_key = 0;
-  for (const AttentionPart& part : parts) {
-    if (part.form == PartForm::nothing) {
-      plan.covers_queries = false;
-      continue;
-    }
-    plan.covers_keys = plan.covers_keys && part.key_begin == next_key;
-    next_key = part.key_end;
-  }
-  plan.covers_keys = plan.covers_keys && next_key == keys;
-}
-
 BlockPlan refused(std::string reason) {
   BlockPlan plan;
   plan.refusal = std::move(reason);
@@ -121,7 +108,8 @@ BlockPlan plan_block(const AttentionBlock& block) {
     plan.rectangles = rectangles_of(first, plan.diagonal);
   } else {
     plan.documents = documents_calls(documents);
-    find_gaps(parts, keys, plan);
+    plan.covers_queries = std::none_of(parts.begin(), parts.end(),
+                                       [](const AttentionPart& part) { return part.form == PartForm::nothing; });
   }
   return plan;
 }
