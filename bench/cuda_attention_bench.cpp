@@ -25,6 +25,9 @@ struct Case {
   int64_t tokens, heads, kv_heads, head_dim;
   std::vector<VisibleRun> runs;
   int64_t groups = 1;  // of heads, one call each: what the cores work on at a time shares more keys
+  int64_t before = 0;  // keys before the first query's own
+
+  int64_t keys() const { return tokens + before; }
 };
 
 std::vector<VisibleRun> full(int64_t n) { return {{.first = 0, .count = n, .lo = 0, .hi = n}}; }
@@ -38,6 +41,10 @@ std::vector<VisibleRun> documents(int64_t n, int64_t length) {
 
 std::vector<VisibleRun> causal(int64_t n) { return documents(n, n); }
 
+std::vector<VisibleRun> causal_behind(int64_t n, int64_t before) {
+  return {{.first = 0, .count = n, .lo = 0, .hi = before + 1, .hi_step = 1}};
+}
+
 std::vector<VisibleRun> window(int64_t n, int64_t w) {
   return {{.first = 0, .count = w, .lo = 0, .hi = 1, .hi_step = 1},
           {.first = w, .count = n - w, .lo = 1, .hi = w + 1, .lo_step = 1, .hi_step = 1}};
@@ -49,8 +56,8 @@ class Problem {
   Problem(Device& device, const Noise& noise, const Case& c) : case_(c), memory_(device, bytes_of(c)) {
     noise.fill(device, memory_.data(), memory_.bytes());
     block_ = {.query = take(DType::bf16, {c.tokens, c.heads, c.head_dim}),
-              .key = take(DType::bf16, {c.tokens, c.kv_heads, c.head_dim}),
-              .value = take(DType::bf16, {c.tokens, c.kv_heads, c.head_dim}),
+              .key = take(DType::bf16, {c.keys(), c.kv_heads, c.head_dim}),
+              .value = take(DType::bf16, {c.keys(), c.kv_heads, c.head_dim}),
               .lo = take(DType::i64, {c.tokens}),
               .hi = take(DType::i64, {c.tokens}),
               .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.head_dim))),
@@ -112,7 +119,7 @@ class Problem {
   }
 
   static int64_t bytes_of(const Case& c) {
-    return c.tokens * (c.head_dim * (16 * c.heads + 16 * c.kv_heads) + 8 * c.heads + 16) + 16 * 256;
+    return c.tokens * (c.head_dim * 16 * c.heads + 8 * c.heads + 16) + c.keys() * c.head_dim * 16 * c.kv_heads + 16 * 256;
   }
   Tensor take(DType dtype, const Shape& shape) {
     const Tensor tensor(static_cast<char*>(memory_.data()) + used_, dtype, shape);
@@ -165,6 +172,9 @@ int run(const std::string& wanted, double seconds) {
       cases.push_back({"documents of " + std::to_string(length) + " in 32K" + suffix, 32768, heads, kv_heads, head_dim,
                        documents(32768, length)});
     if (head_dim > 128) continue;
+    for (const int64_t n : {int64_t{8192}, int64_t{32768}})
+      cases.push_back({"causal " + std::to_string(n / 1024) + "K behind as many" + suffix, n, heads, kv_heads, head_dim,
+                       causal_behind(n, n), 1, n});
     for (const int64_t n : {int64_t{32768}, int64_t{131072}})
       for (int64_t groups = 1; groups <= kv_heads; groups *= 2)
         cases.push_back({"long causal " + std::to_string(n / 1024) + "K" + suffix + " / " + std::to_string(groups), n,

@@ -85,7 +85,7 @@ void project_qkv(const LayerContext& context, const LayerTensors& weights, const
       context.take("attention.query_key_value", {context.tokens(), weights.qkv.dim(0)}, purpose_if(context.keep.qkv));
   {
     GatheredTokens normed(context.tensor, context.arena, "attention.gathered", saved.normed);
-    project(context, {normed.wait(), amax_of(saved.normed_amax)}, weights.qkv, saved.qkv.tensor());
+    project(context, {normed.wait(), amax_of(saved.normed_amax)}, weights.measured_qkv(), saved.qkv.tensor());
   }
   if (weights.qkv_bias.defined()) bias_add(context.device, weights.qkv_bias, saved.qkv.tensor());
   if (context.config.qk_layernorm) normalise_heads(context, weights, saved);
@@ -114,9 +114,9 @@ void attend(const LayerContext& context, int64_t layer, const MicroBatch& batch,
 void project_output(const LayerContext& context, int64_t layer, const LayerTensors& weights, const MicroBatch& batch,
                     const Tensor& x, const SavedAttention& saved, Tensor y) {
   if (context.tensor.size() == 1 && !context.drops_hidden())
-    return project(context, {saved.output}, weights.attention_output, x, y);
+    return project(context, {saved.output}, weights.measured_attention_output(), x, y);
   PartialSum projected(context.tensor, context.device, context.arena, "attention.projected", y);
-  project(context, {saved.output}, weights.attention_output, projected.target());
+  project(context, {saved.output}, weights.measured_attention_output(), projected.target());
   projected.finish();
   if (context.drops_hidden())
     dropout_add(context.device, context.hidden_dropout(layer, kOutputDropout),
@@ -139,7 +139,7 @@ void backward_of_output(const LayerContext& context, int64_t layer, const LayerT
                              dropped.taken() ? dropped.tensor() : d);
   ProjectionBackward projection(context, {d_projected.wait()});
   projection.weight({saved.output}, d_weights.attention_output, d_weights.use);
-  projection.input(weights.attention_output, d_output, Accumulate::no);
+  projection.input(weights.measured_attention_output(), d_output, Accumulate::no);
 }
 
 // `normed`: what the norm gave, which its gradient takes the place of.
@@ -151,7 +151,7 @@ void backward_of_qkv(const LayerContext& context, const LayerTensors& weights, c
     projection.weight({gathered.wait(), normed.amax}, d_weights.qkv, d_weights.use);
   }
   PartialSum sum(context.tensor, context.device, context.arena, "attention.d_normed", normed.matrix);
-  projection.input(weights.qkv, sum.target(), Accumulate::no);
+  projection.input(weights.measured_qkv(), sum.target(), Accumulate::no);
   sum.finish();
 }
 

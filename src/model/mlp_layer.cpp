@@ -169,7 +169,7 @@ PartialSum backward_of_gate_up(const LayerContext& context, const LayerTensors& 
   ProjectionBackward gate_up(context, d_gate_up);
   gate_up.weight({normed, tile.normed_amax}, d_weight, use);
   PartialSum sum(context.tensor, context.device, context.arena, "mlp.d_normed", tile.normed);
-  gate_up.input(weights.gate_up, sum.target(), Accumulate::no);
+  gate_up.input(weights.measured_gate_up(), sum.target(), Accumulate::no);
   return sum;
 }
 
@@ -195,15 +195,15 @@ void mlp_layer_forward(const LayerContext& context, int64_t layer, const LayerTe
     const Measured activation{activations.tensor().slice(0, 0, tile.gate_up.dim(0)), amax_of(activation_amax)};
     GatheredTokens normed =
         gathers.take(context, tiles, x, index, [&](const MlpTile& next) { normalise(context, weights, next); });
-    project(context, {normed.wait(), tile.normed_amax}, weights.gate_up, tile.gate_up);
+    project(context, {normed.wait(), tile.normed_amax}, weights.measured_gate_up(), tile.gate_up);
     swiglu_forward(context.device, tile.gate_up, activation.matrix, activation.amax);
     if (context.tensor.size() == 1 && !context.drops_hidden()) {
-      project(context, activation, weights.down, tile.x, y.slice(0, tile.begin, tile.end));
+      project(context, activation, weights.measured_down(), tile.x, y.slice(0, tile.begin, tile.end));
       continue;
     }
     PartialSum projected(context.tensor, context.device, context.arena, "mlp.projected",
                          y.slice(0, tile.begin, tile.end));
-    project(context, activation, weights.down, projected.target());
+    project(context, activation, weights.measured_down(), projected.target());
     outputs.push(std::move(projected), tile, tiles.overlap());
   }
   outputs.finish();
@@ -235,7 +235,7 @@ void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerT
     GatheredTokens normed = gathers.take(context, tiles, x, index, [&](const MlpTile& next) {
       if (!context.keep.layernorm) normalise(context, weights, next);
     });
-    if (!context.keep.mlp) project(context, {normed.wait(), tile.normed_amax}, weights.gate_up, tile.gate_up);
+    if (!context.keep.mlp) project(context, {normed.wait(), tile.normed_amax}, weights.measured_gate_up(), tile.gate_up);
 
     Tensor d_projected = d_tile;
     if (dropped.taken()) {
@@ -248,7 +248,7 @@ void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerT
     {
       GatheredTokens gathered(context.tensor, context.arena, "mlp.d_projected", d_projected);
       ProjectionBackward down(context, {gathered.wait()});
-      down.input(weights.down, d_act, Accumulate::no);
+      down.input(weights.measured_down(), d_act, Accumulate::no);
       const Measured activation{d_act, amax_of(amaxes, 1)};  // made once more, in the place of its gradient
       swiglu_backward_and_output(context.device, tile.gate_up, d_act, d_gate_up.matrix, activation.matrix,
                                  d_gate_up.amax, activation.amax);

@@ -22,6 +22,8 @@ class ParameterAccess {
   // The unit's flat elements in the compute dtype, readable until close_weights.
   virtual Tensor open_weights(size_t unit) = 0;
   virtual void close_weights(size_t unit) = 0;
+  // The largest magnitudes of an open layer's matrices (LayerTensors::amax); undefined where nobody needs them.
+  virtual Tensor weight_amax(size_t /*unit*/, const LayerTensors& /*weights*/) { return {}; }
 
   // The unit's flat gradient (f32), to be added to until close_gradient: then this micro-batch's share is complete
   // (one of ParameterUnit::gradient_uses). With Accumulate::no it holds nothing yet and is to be written, all of it.
@@ -44,7 +46,11 @@ class OpenWeights {
   OpenWeights(const OpenWeights&) = delete;
   OpenWeights& operator=(const OpenWeights&) = delete;
   const Tensor& flat() const { return flat_; }
-  LayerTensors layer(int64_t index) const { return layer_tensors(access_.table(), index, flat_); }
+  LayerTensors layer(int64_t index) const {
+    LayerTensors weights = layer_tensors(access_.table(), index, flat_);
+    weights.amax = access_.weight_amax(unit_, weights);
+    return weights;
+  }
   Tensor lone() const { return lone_tensor(access_.table(), unit_, flat_); }
 
  private:

@@ -246,7 +246,8 @@ LayerTensors layer_tensors(const ParameterTable& table, int64_t layer, const Ten
           .attention_output = get("attention_output.weight"),
           .mlp_norm = get("mlp_norm.weight"),
           .gate_up = get("gate_up.weight"),
-          .down = get("down.weight")};
+          .down = get("down.weight"),
+          .amax = {}};
 }
 
 Tensor lone_tensor(const ParameterTable& table, size_t unit, const Tensor& flat_of_unit) {

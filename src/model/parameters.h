@@ -13,6 +13,7 @@
 // data-parallel ranks, and cut among them under ZeRO, as one. Offsets are the same on every tensor-parallel rank.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -23,6 +24,7 @@
 #include "config/config.h"
 #include "device/device.h"
 #include "ops/accumulate.h"
+#include "ops/amax.h"
 #include "parallel/sequence_layout.h"
 #include "tensor/tensor.h"
 
@@ -153,6 +155,8 @@ Span key_value_heads_of(const ModelConfig& config, int tensor_size, int tensor_r
 // Vocabulary entries of a tensor-parallel rank; the first ranks hold one more where the size does not divide.
 Span vocabulary_of(const ModelConfig& config, int tensor_size, int tensor_rank);
 
+inline constexpr int64_t kLayerMatrices = 4;
+
 // One layer's weights, or their gradients, as views of a unit's flat elements. Undefined where the model has none.
 struct LayerTensors {
   Tensor attention_norm;    // (H)
@@ -164,6 +168,18 @@ struct LayerTensors {
   Tensor mlp_norm;          // (H)
   Tensor gate_up;           // (2 f, H)
   Tensor down;              // (H, f)
+  Tensor amax;              // (kLayerMatrices) f32, of the four matrices in this order; undefined: not measured
+
+  std::array<Tensor, kLayerMatrices> matrices() const { return {qkv, attention_output, gate_up, down}; }
+  Measured measured_qkv() const { return measured(0); }
+  Measured measured_attention_output() const { return measured(1); }
+  Measured measured_gate_up() const { return measured(2); }
+  Measured measured_down() const { return measured(3); }
+
+ private:
+  Measured measured(int64_t index) const {
+    return {matrices()[static_cast<size_t>(index)], amax.defined() ? amax.slice(0, index, index + 1) : Tensor()};
+  }
 };
 
 // The gradients of a layer's weights. With Accumulate::no they hold nothing yet: the first product of a micro-batch

@@ -43,16 +43,16 @@ Fp8Copy::Fp8Copy(const LayerContext& context, const Measured& x, DType dtype, Al
   fp8_quantise(context.device, x.matrix, x.amax, matrix_);
 }
 
-void project(const LayerContext& context, const Measured& x, const Tensor& weight, Tensor y) {
-  if (!context.fp8) return linear_forward(context.device, x.matrix, weight, y);
-  const Fp8Copy weight_copy(context, {weight}, kForward, Fp8Copy::Along::rows);
+void project(const LayerContext& context, const Measured& x, const Measured& weight, Tensor y) {
+  if (!context.fp8) return linear_forward(context.device, x.matrix, weight.matrix, y);
+  const Fp8Copy weight_copy(context, weight, kForward, Fp8Copy::Along::rows);
   const Fp8Copy x_copy(context, x, kForward, Fp8Copy::Along::rows);
   linear_forward(context.device, x_copy, weight_copy, y);
 }
 
-void project(const LayerContext& context, const Measured& x, const Tensor& weight, const Tensor& residual, Tensor y) {
-  if (!context.fp8) return linear_forward(context.device, x.matrix, weight, residual, y);
-  const Fp8Copy weight_copy(context, {weight}, kForward, Fp8Copy::Along::rows);
+void project(const LayerContext& context, const Measured& x, const Measured& weight, const Tensor& residual, Tensor y) {
+  if (!context.fp8) return linear_forward(context.device, x.matrix, weight.matrix, residual, y);
+  const Fp8Copy weight_copy(context, weight, kForward, Fp8Copy::Along::rows);
   const Fp8Copy x_copy(context, x, kForward, Fp8Copy::Along::rows);
   linear_forward(context.device, x_copy, weight_copy, residual, y);
 }
@@ -60,9 +60,9 @@ void project(const LayerContext& context, const Measured& x, const Tensor& weigh
 ProjectionBackward::ProjectionBackward(const LayerContext& context, const Measured& d_y)
     : context_(context), d_y_(d_y.matrix), copy_(context, d_y, kGradient, Fp8Copy::Along::both) {}
 
-void ProjectionBackward::input(const Tensor& weight, Tensor d_x, Accumulate accumulate) const {
-  if (!context_.fp8) return linear_backward_input(context_.device, d_y_, weight, d_x, accumulate);
-  const Fp8Copy weight_copy(context_, {weight}, kForward, Fp8Copy::Along::columns);
+void ProjectionBackward::input(const Measured& weight, Tensor d_x, Accumulate accumulate) const {
+  if (!context_.fp8) return linear_backward_input(context_.device, d_y_, weight.matrix, d_x, accumulate);
+  const Fp8Copy weight_copy(context_, weight, kForward, Fp8Copy::Along::columns);
   linear_backward_input(context_.device, copy_, weight_copy, d_x, accumulate);
 }
 

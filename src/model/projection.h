@@ -7,15 +7,10 @@
 
 #include "model/layer_context.h"
 #include "ops/accumulate.h"
+#include "ops/amax.h"
 #include "ops/fp8.h"
 
 namespace farspan {
-
-// A matrix that a product reads, and its largest magnitude where the op that wrote it left that (ops/amax.h).
-struct Measured {
-  Tensor matrix;
-  Tensor amax = {};  // (1) f32; undefined: not known
-};
 
 // Room for the amax of each of `count` matrices. Untaken unless the run is in fp8.
 Buffer take_amax(const LayerContext& context, std::string_view name, int64_t count, Purpose purpose);
@@ -38,15 +33,15 @@ class Fp8Copy {
 };
 
 // y (T, O) = x (T, I) weight (O, I)^T, plus the residual (T, O) where there is one, which may be y itself.
-void project(const LayerContext& context, const Measured& x, const Tensor& weight, Tensor y);
-void project(const LayerContext& context, const Measured& x, const Tensor& weight, const Tensor& residual, Tensor y);
+void project(const LayerContext& context, const Measured& x, const Measured& weight, Tensor y);
+void project(const LayerContext& context, const Measured& x, const Measured& weight, const Tensor& residual, Tensor y);
 
 // The two products that read d_y (T, O), which must stay as it is between them unless the run is in fp8.
 class ProjectionBackward {
  public:
   ProjectionBackward(const LayerContext& context, const Measured& d_y);
   // d_x (T, I) = d_y weight
-  void input(const Tensor& weight, Tensor d_x, Accumulate accumulate) const;
+  void input(const Measured& weight, Tensor d_x, Accumulate accumulate) const;
   // d_weight (O, I) = d_y^T x
   void weight(const Measured& x, Tensor d_weight, Accumulate accumulate) const;
 

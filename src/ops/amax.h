@@ -10,8 +10,15 @@
 #include <string_view>
 
 #include "ops/operand_checks.h"
+#include "tensor/tensor.h"
 
 namespace farspan {
+
+// A matrix that a product reads, and its largest magnitude where that is known.
+struct Measured {
+  Tensor matrix;
+  Tensor amax = {};  // (1) f32; undefined: not known
+};
 
 inline void check_amax(std::string_view op, std::string_view operand, const Tensor& amax) {
   if (!amax.defined()) return;

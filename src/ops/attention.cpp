@@ -242,6 +242,10 @@ void attention_delta(Device& device, const Tensor& out, const Tensor& d_out, Ten
   });
 }
 
+bool attention_reads_delta(const Device& device, const AttentionBlock& block) {
+  return device.on_cuda() ? cuda::attention_reads_delta(device, block) : !device.targets_cuda();
+}
+
 void attention_block_backward(Device& device, const AttentionBlock& block, const Tensor& out, const Tensor& d_out,
                               const Tensor& lse, const Tensor& delta, Accumulate d_query_use,
                               Accumulate d_key_value_use, Tensor d_query, Tensor d_key, Tensor d_value) {

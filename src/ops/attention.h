@@ -99,6 +99,9 @@ void attention_block_forward(Device& device, const AttentionBlock& block, StateU
 // delta (A, n) f32 = row sums of d_out * out.  out and d_out (n, A, D), f32 or bf16 each.
 void attention_delta(Device& device, const Tensor& out, const Tensor& d_out, Tensor delta);
 
+// Whether attention_block_backward will read delta for this block; where it will not, making delta is wasted.
+bool attention_reads_delta(const Device& device, const AttentionBlock& block);
+
 // One block's gradients, added to d_query, d_key, d_value or, with Accumulate::no, written over whatever they held.
 // d_out (n, A, D) in the query's dtype; lse, delta (A, n) f32, final values of all blocks; d_query (n, A, D), d_key and
 // d_value (m, K, D) f32, see attention_writes_rounded. `out`: the final output (n, A, D) in the query's dtype, for

@@ -53,4 +53,29 @@ void fp8_quantise(Device& device, const Tensor& x, const Tensor& amax, const Fp8
   });
 }
 
+void largest_magnitudes(Device& device, std::span<const Tensor> matrices, Tensor amax) {
+  constexpr std::string_view op = "largest_magnitudes";
+  FARSPAN_CHECK(matrices.size() <= kMostMeasured, "{}: {} matrices, expected {} at most", op, matrices.size(),
+                kMostMeasured);
+  check_dtype(op, "amax", amax, DType::f32);
+  check_shape(op, "amax", amax, Shape{std::ssize(matrices)});
+  check_contiguous(op, "amax", amax);
+  int64_t bytes = amax.bytes(), elements = 0;
+  for (const Tensor& x : matrices) {
+    check_dtype(op, "x", x, DType::bf16);
+    check_rank(op, "x", x, 2, 2);
+    check_dense_rows(op, "x", x);
+    FARSPAN_CHECK(x.dim(1) % kFp8Multiple == 0, "{}: x is {}, expected columns in multiples of {}", op, x.shape().str(),
+                  kFp8Multiple);
+    bytes += x.bytes();
+    elements += x.numel();
+  }
+  device.run({op, OpClass::memory, static_cast<double>(elements), static_cast<double>(bytes)}, [&] {
+    if (device.on_cuda())
+      cuda::largest_magnitudes(device, matrices, amax);
+    else
+      cpu::largest_magnitudes(device, matrices, amax);
+  });
+}
+
 }  // namespace farspan

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "device/device.h"
 #include "tensor/fp8.h"
@@ -33,6 +34,11 @@ struct Fp8Matrix {
 // the op that wrote x left it (ops/amax.h); undefined, x is read twice.
 void fp8_quantise(Device& device, const Tensor& x, const Tensor& amax, const Fp8Matrix& to);
 inline void fp8_quantise(Device& device, const Tensor& x, const Fp8Matrix& to) { fp8_quantise(device, x, {}, to); }
+
+// amax (n) f32: the largest magnitude (ops/amax.h) of each of n matrices x (R, C) bf16, dense rows, C a multiple of
+// kFp8Multiple; at most kMostMeasured.
+inline constexpr size_t kMostMeasured = 4;
+void largest_magnitudes(Device& device, std::span<const Tensor> matrices, Tensor amax);
 
 // The exponent e of the scale 2^-e: the largest value, whose magnitude has these bits as a float, times 2^e is at most
 // the format's largest, 1.75 * 2^largest_exponent for both formats. 0 for a matrix of zeros.

@@ -7,6 +7,7 @@
 
 #include "device/host_access.h"
 #include "ops/elementwise.h"
+#include "ops/fp8.h"
 #include "ops/norms.h"
 
 namespace farspan {
@@ -78,6 +79,7 @@ ParameterStore::ParameterStore(const Config& config, const ParameterTable& table
       sharded_(stage_ > 0 && group_.size() > 1),
       dtype_(compute_dtype(config.training.precision)),
       open_(table.units().size()),
+      measured_(table.units().size()),
       unit_gradient_(table.units().size()),
       uses_left_(table.units().size()),
       begun_(table.units().size()) {
@@ -92,6 +94,8 @@ ParameterStore::ParameterStore(const Config& config, const ParameterTable& table
   master_ = take("weights.master", DType::f32, part, Purpose::weights);
   const bool separate = dtype_ != DType::f32 || stage_ == 1 || stage_ == 2;
   if (separate) compute_ = take("weights.compute", dtype_, stage_ == 3 ? part : whole, Purpose::weights);
+  if (config.training.precision == Precision::fp8)
+    weight_amax_ = take("weights.amax", DType::f32, {std::ssize(table.units()), kLayerMatrices}, Purpose::weights);
   if (use == Use::inference) return;
   if (dtype_ != DType::f32 && (stage_ == 1 || stage_ == 2))
     compute_shard_ = take("weights.compute_shard", dtype_, part, Purpose::weights);
@@ -163,6 +167,15 @@ void ParameterStore::close_weights(size_t unit) {
   if (--open.uses == 0) open.gathered.release();
 }
 
+Tensor ParameterStore::weight_amax(size_t unit, const LayerTensors& weights) {
+  if (!weight_amax_.taken()) return {};
+  const auto row = static_cast<int64_t>(unit);
+  const Tensor amax = weight_amax_.tensor().slice(0, row, row + 1).reshape({kLayerMatrices});
+  if (!measured_[unit]) largest_magnitudes(device_, weights.matrices(), amax);
+  measured_[unit] = true;
+  return amax;
+}
+
 void ParameterStore::initialise(int64_t seed) {
   // The padding between parameters too, which nothing else writes.
   for (const Buffer* buffer : {&master_, &gradients_, &first_moment_, &second_moment_})
@@ -183,6 +196,7 @@ void ParameterStore::initialise_held(const Parameter& parameter, int64_t seed, c
 }
 
 void ParameterStore::distribute_weights() {
+  measured_.assign(measured_.size(), false);
   if (stage_ == 0 || stage_ == 3) {
     if (compute_.taken()) cast(device_, master_, compute_.tensor());
     return;
@@ -372,6 +386,7 @@ UpdateResult ParameterStore::update(int64_t step, int64_t updates) {
                         .decay = parameter.decay});
   }
   rule.apply(device_, operands);
+  measured_.assign(measured_.size(), false);
   if (gathers) distribute_weights();
   return rule.result();
 }

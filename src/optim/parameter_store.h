@@ -54,6 +54,7 @@ class ParameterStore final : public ParameterAccess {
   void expect_weights(size_t unit) override;
   Tensor open_weights(size_t unit) override;
   void close_weights(size_t unit) override;
+  Tensor weight_amax(size_t unit, const LayerTensors& weights) override;
   Gradient open_gradient(size_t unit) override;
   void close_gradient(size_t unit) override;
 
@@ -113,6 +114,7 @@ class ParameterStore final : public ParameterAccess {
   Buffer gradients_;       // f32 (N), stages 0 and 1
   Buffer gradient_shard_;  // f32 (N / shards), from stage 1 on
   Buffer square_sum_;      // f64 (1): of the gradients
+  Buffer weight_amax_;     // f32 (units, kLayerMatrices): with fp8, of the weights as they are since the last update
   Buffer first_moment_;    // f32 (N / shards)
   Buffer second_moment_;
 
@@ -122,6 +124,7 @@ class ParameterStore final : public ParameterAccess {
     int uses = 0;
   };
   std::vector<OpenUnit> open_;
+  std::vector<bool> measured_;                // weight_amax_ holds the unit's
   std::vector<Buffer> unit_gradient_;         // stages 2 and 3, while open
   std::unique_ptr<PendingGradient> pending_;  // stages 2 and 3: the last closed one
   std::vector<int64_t> uses_left_;  // stages 0 and 1: closes until a unit's gradient is complete; below 0: summed

@@ -183,6 +183,27 @@ TEST_P(Fp8Op, OneCopyAloneIsTheSame) {
   EXPECT_EQ(transposed.transposed(), both.transposed());
 }
 
+// Several matrices measured at once, of other sizes, one of them empty, one with rows apart and one not aligned.
+TEST_P(Fp8Op, TheLargestMagnitudeOfEachMatrix) {
+  Operand wide(DType::bf16, Shape{37, 160}), small(DType::bf16, Shape{3, 16}), flat(DType::bf16, Shape{1 + 5 * 48});
+  Operand amax(DType::f32, Shape{4});
+  wide.random(5, 3), small.random(6, 0.01), flat.random(7, 40), amax.constant(1e30);
+  const Tensor part = wide.tensor().slice(1, 32, 96);
+  const Tensor unaligned = flat.tensor().slice(0, 1, 1 + 5 * 48).reshape({5, 48});
+  const Tensor none = small.tensor().slice(0, 0, 0);
+  largest_magnitudes(device_, std::vector<Tensor>{part, none, small, unaligned}, amax);
+  const auto largest = [](const Tensor& x) {
+    double most = 0;
+    for (const double value : ref::matrix_of(x).values) most = std::max(most, std::abs(value));
+    return most;
+  };
+  const std::vector<double> found = amax.values();
+  EXPECT_EQ(found[0], largest(part));
+  EXPECT_EQ(found[1], 0);
+  EXPECT_EQ(found[2], largest(small));
+  EXPECT_EQ(found[3], largest(unaligned));
+}
+
 // The largest magnitude that the op which wrote x left.
 TEST_P(Fp8Op, AKnownAmaxGivesTheSameBits) {
   for (const int64_t rows : {int64_t{1}, int64_t{133}}) {

@@ -59,6 +59,10 @@ void fp8_quantise(Device& device, const Tensor& x, const Tensor& amax, const Fp8
   });
 }
 
+void largest_magnitudes(Device& device, std::span<const Tensor> matrices, const Tensor& amax) {
+  for (size_t i = 0; i < matrices.size(); ++i) amax.data<float>()[i] = largest_magnitude(device, matrices[i]);
+}
+
 std::array<float, 256> fp8_values(DType dtype, float scale) {
   std::array<float, 256> values;
   for (size_t bits = 0; bits < values.size(); ++bits)

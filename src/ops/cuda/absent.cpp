@@ -69,6 +69,7 @@ void adamw_step(Device&, const AdamWStep&, std::span<const AdamWTensors>) { abse
 void sgd_step(Device&, const SgdStep&, const Tensor&, const Tensor&, const Tensor&) { absent(); }
 
 void fp8_quantise(Device&, const Tensor&, const Tensor&, const Fp8Matrix&) { absent(); }
+void largest_magnitudes(Device&, std::span<const Tensor>, const Tensor&) { absent(); }
 
 GemmOutcome gemm_cublaslt(Device&, const GemmProblem&) { absent(); }
 GemmOutcome gemm_reference(Device&, const GemmProblem&) { absent(); }
@@ -76,5 +77,6 @@ void set_gemm_choice(Device&, GemmChoice) { absent(); }
 
 std::span<const AttentionImplementation> attention_implementation_list() { return {}; }
 void attention_delta(Device&, const Tensor&, const Tensor&, const Tensor&) { absent(); }
+bool attention_reads_delta(const Device&, const AttentionBlock&) { absent(); }
 
 }  // namespace farspan::cuda

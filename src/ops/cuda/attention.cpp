@@ -27,8 +27,7 @@ void kernels_backward(Device& device, const AttentionBackward& call) {
   Tensor delta = call.delta;
   if (!delta.defined()) {
     char* const scratch = static_cast<char*>(device.scratch());
-    delta = Tensor(scratch + attention_kernel_backward_scratch(call.block.query.dim(0), call.block.key.dim(0)),
-                   DType::f32, call.lse.shape());
+    delta = Tensor(scratch + attention_kernel_backward_scratch(AttentionSizes(call.block)), DType::f32, call.lse.shape());
     cuda::attention_delta(device, call.out, call.d_out, delta);
   }
   attention_kernel_backward(device, call.block, call.d_out, call.lse, delta, call.d_query_use, call.d_key_value_use,
@@ -44,5 +43,9 @@ constexpr std::array kImplementations = {
 }  // namespace
 
 std::span<const AttentionImplementation> attention_implementation_list() { return kImplementations; }
+
+bool attention_reads_delta(const Device& device, const AttentionBlock& block) {
+  return !cudnn_takes_gradients_of(device, block);
+}
 
 }  // namespace farspan::cuda

@@ -10,4 +10,7 @@ namespace farspan::cuda {
 // What attends on a CUDA device, in the order of trying; empty where there is no CUDA.
 std::span<const AttentionImplementation> attention_implementation_list();
 
+// As farspan::attention_reads_delta.
+bool attention_reads_delta(const Device& device, const AttentionBlock& block);
+
 }  // namespace farspan::cuda

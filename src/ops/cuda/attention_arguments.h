@@ -42,6 +42,12 @@ struct BlockBounds {
   int2* key_tiles = nullptr;    // backward, per kBoundsRows keys: entries [x, y) of `tiles` that see any of them
 };
 
+// Which tile and which head each of a kernel's thread blocks takes, in device memory: those with the most to do first
+// (attention_order.h).
+struct TilePlace {
+  int tile, head;
+};
+
 struct DropoutArguments {
   uint32_t threshold = 0;  // a draw below it drops
   float scale = 1;         // of what is kept
@@ -55,6 +61,7 @@ struct DropoutArguments {
 struct AttentionArguments {
   HeadsView query, key, value;
   BlockBounds bounds;
+  TilePlace* query_order = nullptr;  // of the kernels that own tiles of queries
   int queries = 0;
   int keys = 0;
   int heads = 0;
@@ -72,6 +79,7 @@ struct ForwardArguments : AttentionArguments {
 };
 
 struct BackwardArguments : AttentionArguments {
+  TilePlace* key_order = nullptr;  // of the kernel that owns tiles of keys
   HeadsView d_out;
   RowsView lse, delta;
   HeadsView d_query, d_key, d_value;

@@ -64,18 +64,8 @@ __global__ void key_bounds_kernel(int query_tiles, int key_tiles, BlockBounds bo
 
 }  // namespace
 
-BlockBounds place_bounds(void* scratch, int64_t queries, int64_t keys) {
-  char* at = static_cast<char*>(scratch);
-  const auto take = [&at](int64_t bytes) {
-    char* const begin = at;
-    at += round_up(bytes, 256);
-    return begin;
-  };
-  BlockBounds bounds;
-  bounds.rows = reinterpret_cast<int2*>(take(queries * static_cast<int64_t>(sizeof(int2))));
-  bounds.tiles = reinterpret_cast<TileBounds*>(take(ceil_div(queries, kBoundsRows) * static_cast<int64_t>(sizeof(TileBounds))));
-  if (keys > 0) bounds.key_tiles = reinterpret_cast<int2*>(at);
-  return bounds;
+BlockBounds place_query_bounds(ScratchPlaces& places, int64_t queries) {
+  return {.rows = places.take<int2>(queries), .tiles = places.take<TileBounds>(ceil_div(queries, kBoundsRows))};
 }
 
 void find_query_bounds(const AttentionBlock& block, const BlockBounds& bounds, cudaStream_t stream) {

@@ -20,7 +20,8 @@ template <int kHeadSize_>
 struct Plan {
   static constexpr int kHeadSize = kHeadSize_;
   static constexpr int kConsumers = 2;
-  static constexpr int kKeys = 64 * kConsumers;
+  static constexpr int kKeys = kBackwardTileRows;
+  static_assert(kKeys == 64 * kConsumers);
   static constexpr int kQueries = kBoundsRows;  // of a tile
   static constexpr int kStages = 3;
   static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -350,10 +351,9 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   }
   __syncthreads();
 
-  // The first keys first: under a causal mask they have the most to do.
-  const int key_tiles = (a.keys + P::kKeys - 1) / P::kKeys;
-  const int kv_head = static_cast<int>(blockIdx.x) / key_tiles;
-  const int first_key = static_cast<int>(blockIdx.x) % key_tiles * P::kKeys;
+  let_next_start();
+  const auto [tile, kv_head] = a.key_order[blockIdx.x];
+  const int first_key = tile * P::kKeys;
   if (a.add_key_value && QueryWalk(a, kv_head, first_key, P::kKeys).done()) return;  // nothing to add
 
   if (threadIdx.x < 128) {

@@ -19,7 +19,8 @@ template <int kHeadSize_>
 struct Plan {
   static constexpr int kHeadSize = kHeadSize_;
   static constexpr int kConsumers = 2;
-  static constexpr int kQueries = 64 * kConsumers;
+  static constexpr int kQueries = kBackwardTileRows;
+  static_assert(kQueries == 64 * kConsumers);
   static constexpr int kKeys = 64;  // of a tile
   static constexpr int kStages = 4;
   static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -268,10 +269,9 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   }
   __syncthreads();
 
-  // The last queries first: under a causal mask they have the most to do.
-  const int query_tiles = (a.queries + P::kQueries - 1) / P::kQueries;
-  const int head = static_cast<int>(blockIdx.x) / query_tiles;
-  const int first_query = (query_tiles - 1 - static_cast<int>(blockIdx.x) % query_tiles) * P::kQueries;
+  if (blockIdx.x == gridDim.x - 1) await_previous();
+  const auto [tile, head] = a.query_order[blockIdx.x];
+  const int first_query = tile * P::kQueries;
   const KeyTiles tiles = key_tiles_of(a, first_query, P::kQueries, P::kKeys);
   if (a.add_query && !tiles.any()) return;  // nothing to add
 
@@ -301,7 +301,9 @@ void queue(const BackwardArguments& a, cudaStream_t stream) {
                      heads_map(a.d_out, a.queries, a.heads, a.head_size, 64),
                      heads_map(a.key, a.keys, a.kv_heads, a.head_size, P::kKeys),
                      heads_map(a.value, a.keys, a.kv_heads, a.head_size, P::kKeys)};
-  launch(d_query_kernel<P>, ceil_div(a.queries, P::kQueries) * a.heads, P::kThreads, sizeof(Shared<P>), stream, a, maps);
+  // Fills what the last blocks of d_key and d_value leave idle.
+  launch(Start::beside_previous, d_query_kernel<P>, ceil_div(a.queries, P::kQueries) * a.heads, P::kThreads,
+         sizeof(Shared<P>), stream, a, maps);
 }
 
 }  // namespace

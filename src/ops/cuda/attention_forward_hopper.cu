@@ -19,6 +19,7 @@
 #include "ops/cuda/attention_hopper.cuh"
 #include "ops/cuda/attention_kernel_list.h"
 #include "ops/cuda/attention_launch.cuh"
+#include "ops/cuda/attention_order.h"
 #include "ops/cuda/attention_state.cuh"
 
 namespace farspan::cuda {
@@ -323,10 +324,8 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   }
   __syncthreads();
 
-  // The last queries first: under a causal mask they have the most to do.
-  const int query_tiles = (a.queries + P::kQueries - 1) / P::kQueries;
-  const int head = static_cast<int>(blockIdx.x) / query_tiles;
-  const int first_query = (query_tiles - 1 - static_cast<int>(blockIdx.x) % query_tiles) * P::kQueries;
+  const auto [tile, head] = a.query_order[blockIdx.x];
+  const int first_query = tile * P::kQueries;
   const KeyTiles tiles = key_tiles_of(a, first_query, P::kQueries, P::kKeys);
   if (a.add && !tiles.any()) return;  // nothing to add
 
@@ -354,6 +353,7 @@ void queue(const ForwardArguments& a, cudaStream_t stream) {
   const Maps<P> maps{heads_map(a.query, a.queries, a.heads, a.head_size, 64),
                      heads_map(a.key, a.keys, a.kv_heads, a.head_size, P::kKeys),
                      heads_map(a.value, a.keys, a.kv_heads, a.head_size, P::kKeys)};
+  order_query_tiles(a, P::kQueries, stream);
   launch(forward_kernel<P>, ceil_div(a.queries, P::kQueries) * a.heads, P::kThreads, sizeof(Shared<P>), stream, a, maps);
 }
 

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cuda/attention_kernels.h"
 
+#include "base/math.h"
 #include "device/cuda/cuda.h"
 #include "ops/cuda/attention_bounds.h"
 #include "ops/cuda/attention_kernel_list.h"
+#include "ops/cuda/attention_kernels_scratch.h"
+#include "ops/cuda/attention_order.h"
 #include "ops/dropout_rule.h"
 
 namespace farspan::cuda {
@@ -57,7 +60,9 @@ ForwardArguments forward_arguments(const AttentionBlock& block, StateUse use, co
                                    void* scratch) {
   ForwardArguments a;
   fill_arguments(a, block);
-  a.bounds = place_bounds(scratch, a.queries);
+  ScratchPlaces places(scratch);
+  a.bounds = place_query_bounds(places, a.queries);
+  a.query_order = places.take<TilePlace>(ordered_tiles(a.queries, a.heads));
   a.out = heads_view(out);
   a.lse = rows_view(lse);
   a.add = use == StateUse::add;
@@ -69,7 +74,11 @@ BackwardArguments backward_arguments(const AttentionBlock& block, const Tensor& 
                                      const Tensor& d_query, const Tensor& d_key, const Tensor& d_value, void* scratch) {
   BackwardArguments a;
   fill_arguments(a, block);
-  a.bounds = place_bounds(scratch, a.queries, a.keys);
+  ScratchPlaces places(scratch);
+  a.bounds = place_query_bounds(places, a.queries);
+  a.query_order = places.take<TilePlace>(ordered_tiles(a.queries, a.heads));
+  a.bounds.key_tiles = places.take<int2>(ceil_div(a.keys, kBoundsRows));
+  a.key_order = places.take<TilePlace>(ordered_tiles(a.keys, a.kv_heads));
   a.d_out = heads_view(d_out);
   a.lse = rows_view(lse);
   a.delta = rows_view(delta);
@@ -125,6 +134,7 @@ void attention_kernel_backward(Device& device, const AttentionBlock& block, cons
     return;
   }
   if (suits_hopper(device, a) && a.d_out.vectors && a.queries > 0 && a.head_size <= 128) {
+    order_tiles(a, kBackwardTileRows, kBackwardTileRows, stream);
     attention_d_key_value_hopper(a, stream);
     attention_d_query_hopper(a, stream);
     return;

@@ -1,20 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much scratch our own attention kernels use: who sees whom, as attention_arguments.h: BlockBounds has it.
+// How much scratch our own attention kernels use: who sees whom, and in which order tiles are taken
+// (attention_arguments.h: BlockBounds, TilePlace).
 #pragma once
 
 #include <cstdint>
 
 #include "base/math.h"
+#include "ops/cuda/scratch.h"
 
 namespace farspan::cuda {
 
-inline int64_t attention_kernel_forward_scratch(int64_t queries) {
-  const int64_t tiles = ceil_div(queries, 64);
-  return round_up(queries * 8, 256) + round_up(tiles * 16, 256);
+// Rows of the smallest tile whose order is kept.
+inline constexpr int64_t kLeastOrderedRows = 128;
+
+inline int64_t ordered_tiles(int64_t rows, int64_t heads) { return ceil_div(rows, kLeastOrderedRows) * heads; }
+
+inline int64_t attention_kernel_forward_scratch(int64_t queries, int64_t heads) {
+  return scratch_part(queries * 8) + scratch_part(ceil_div(queries, 64) * 16) +
+         scratch_part(ordered_tiles(queries, heads) * 8);
 }
 
-inline int64_t attention_kernel_backward_scratch(int64_t queries, int64_t keys) {
-  return attention_kernel_forward_scratch(queries) + round_up(ceil_div(keys, 64) * 8, 256);
+inline int64_t attention_kernel_backward_scratch(int64_t queries, int64_t heads, int64_t keys, int64_t kv_heads) {
+  return attention_kernel_forward_scratch(queries, heads) + scratch_part(ceil_div(keys, 64) * 8) +
+         scratch_part(ordered_tiles(keys, kv_heads) * 8);
 }
 
 }  // namespace farspan::cuda

@@ -53,6 +53,10 @@ struct AttentionSizes {
   bool shares_kv_heads() const { return heads != kv_heads; }
 };
 
+inline int64_t attention_kernel_backward_scratch(const AttentionSizes& s) {
+  return attention_kernel_backward_scratch(s.queries, s.heads, s.keys, s.kv_heads);
+}
+
 // A partial result in bf16 with its log-sum-exp, before it is merged into the state.
 inline int64_t partial_out_bytes(const AttentionSizes& s) {
   return scratch_part(2 * s.queries * s.heads * s.head_size) + scratch_part(4 * s.heads * s.queries);
@@ -105,7 +109,7 @@ inline ResultPlace place_of(const Tensor& result) {
 }
 
 inline int64_t attention_forward_scratch(const AttentionForward& call) {
-  const int64_t own = attention_kernel_forward_scratch(call.block.query.dim(0));
+  const int64_t own = attention_kernel_forward_scratch(call.block.query.dim(0), call.block.query.dim(1));
   if (!cudnn_may_take(call.block)) return own;
   const AttentionSizes sizes(call.block);
   AttentionSizes partial = sizes;
@@ -118,10 +122,10 @@ inline int64_t attention_forward_scratch(const AttentionForward& call) {
 inline int64_t attention_backward_scratch(const AttentionBackward& call) {
   const AttentionSizes sizes(call.block);
   const int64_t delta = call.delta.defined() ? 0 : scratch_part(4 * sizes.heads * sizes.queries);
-  const int64_t own = attention_kernel_backward_scratch(sizes.queries, sizes.keys) + delta;
+  const int64_t own = attention_kernel_backward_scratch(sizes) + delta;
   if (!cudnn_may_take(call.block) || !call.out.defined()) return own;
   const bool straight = place_of(call.d_query) == ResultPlace::caller && place_of(call.d_key) == ResultPlace::caller &&
-                        sizes.queries <= kRowTokens;
+                        sizes.queries <= kRowTokens && sizes.queries >= sizes.keys;
   return std::max(own, backward_scratch_bytes(sizes, straight ? ResultPlace::caller : ResultPlace::scratch));
 }
 

@@ -17,14 +17,39 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kElements = 8;  // a vector of 16 bytes
 
-// Dense rows come as one.
-__global__ void __launch_bounds__(kThreads)
-    largest_magnitude(const BFloat16* x, int64_t stride, int64_t rows, int64_t vectors, bool aligned, float* amax) {
+// A matrix to be measured. Dense rows come as one.
+struct MeasuredMatrix {
+  const BFloat16* x = nullptr;
+  int64_t stride = 0, rows = 0;
+  int64_t vectors = 0;  // of a row
+  bool aligned = false;
+};
+
+MeasuredMatrix measured_matrix(const Tensor& x) {
+  MeasuredMatrix m{.x = x.data<BFloat16>(),
+                   .stride = x.dim(0) <= 1 ? x.dim(1) : x.stride(0),
+                   .rows = x.dim(0),
+                   .vectors = x.dim(1) / kElements,
+                   .aligned = holds_vectors(x, kElements)};
+  if (m.stride == x.dim(1)) {
+    m.vectors *= m.rows;
+    m.rows = 1;
+  }
+  return m;
+}
+
+struct MeasuredMatrices {
+  MeasuredMatrix of[kMostMeasured];
+};
+
+// blockIdx.y: the matrix.
+__global__ void __launch_bounds__(kThreads) largest_magnitude(const MeasuredMatrices matrices, float* amax) {
+  const MeasuredMatrix& m = matrices.of[blockIdx.y];
   LargestMagnitude<BFloat16> largest[1];
-  const int64_t all = rows * vectors, step = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t all = m.rows * m.vectors, step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < all; i += step) {
-    const BFloat16* from = x + (rows == 1 ? i * kElements : i / vectors * stride + i % vectors * kElements);
-    if (aligned) {
+    const BFloat16* from = m.x + (m.rows == 1 ? i * kElements : i / m.vectors * m.stride + i % m.vectors * kElements);
+    if (m.aligned) {
       Vector<BFloat16, kElements> vector;
       vector.load(from);
       largest[0].add(vector);
@@ -36,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
-  raise_amax(largest, {amax});
+  raise_amax(largest, {amax + blockIdx.y});
 }
 
 // A block's tile: as many rows as fill a line of 128 bytes of the transposed copy.
@@ -129,19 +154,23 @@ __global__ void __launch_bounds__(kThreads) quantise(const QuantiseArguments a) 
   }
 }
 
-void find_largest(Device& device, const QuantiseArguments& a, const Tensor& amax) {
+}  // namespace
+
+void largest_magnitudes(Device& device, std::span<const Tensor> matrices, const Tensor& amax) {
   const cudaStream_t stream = compute_stream(device);
-  clear_amax(stream, amax);
-  const int64_t vectors = a.rows * (a.columns / kElements);
-  if (vectors == 0) return;
-  const bool dense = a.stride == a.columns;
-  const int64_t blocks = std::min<int64_t>(ceil_div(vectors, kThreads), int64_t{8} * properties(device).multiprocessors);
-  largest_magnitude<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
-      a.x, a.stride, dense ? 1 : a.rows, dense ? vectors : a.columns / kElements, a.aligned, amax.data<float>());
+  FARSPAN_CUDA(cudaMemsetAsync(amax.raw(), 0, static_cast<size_t>(amax.bytes()), stream));
+  MeasuredMatrices measured;
+  int64_t most = 0;  // vectors of a matrix
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    measured.of[i] = measured_matrix(matrices[i]);
+    most = std::max(most, measured.of[i].rows * measured.of[i].vectors);
+  }
+  if (most == 0) return;
+  const int64_t blocks = std::min<int64_t>(ceil_div(most, kThreads), int64_t{8} * properties(device).multiprocessors);
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(matrices.size()));
+  largest_magnitude<<<grid, kThreads, 0, stream>>>(measured, amax.data<float>());
   FARSPAN_CUDA_LAUNCHED();
 }
-
-}  // namespace
 
 void fp8_quantise(Device& device, const Tensor& x, const Tensor& amax, const Fp8Matrix& to) {
   const cudaStream_t stream = compute_stream(device);
@@ -157,7 +186,7 @@ void fp8_quantise(Device& device, const Tensor& x, const Tensor& amax, const Fp8
   a.scale = to.scale.data<float>();
   const Tensor largest = amax.defined() ? amax : Tensor(device.scratch(), DType::f32, Shape{1});
   a.amax = largest.data<float>();
-  if (!amax.defined()) find_largest(device, a, largest);
+  if (!amax.defined()) cuda::largest_magnitudes(device, {&x, 1}, largest);
   const int64_t tiles = std::max<int64_t>(1, checked_mul(ceil_div(a.rows, kTileRows), ceil_div(a.columns, kTileColumns)));
   FARSPAN_CHECK(tiles <= INT32_MAX, "fp8_quantise: x {} is too large for one launch", x.shape().str());
   const auto launch = [&](auto kernel) {

@@ -61,6 +61,7 @@ void scale(Device& device, const Tensor& x, double factor);
 
 // amax undefined: found first, in the scratch.
 void fp8_quantise(Device& device, const Tensor& x, const Tensor& amax, const Fp8Matrix& to);
+void largest_magnitudes(Device& device, std::span<const Tensor> matrices, const Tensor& amax);
 
 // Both directions; x is undefined in the backward one.
 void dropout_add(Device& device, const Dropout& dropout, const Tensor& token_index, const Tensor& x, const Tensor& z,

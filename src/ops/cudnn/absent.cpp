@@ -12,6 +12,7 @@ constexpr const char* kAbsent = "this program is built without cuDNN";
 
 std::string cudnn_forward_declines(Device&, const AttentionForward&) { return kAbsent; }
 std::string cudnn_backward_declines(Device&, const AttentionBackward&) { return kAbsent; }
+bool cudnn_takes_gradients_of(const Device&, const AttentionBlock&) { return false; }
 void cudnn_forward(Device&, const AttentionForward&) { throw InternalError(kAbsent); }
 void cudnn_backward(Device&, const AttentionBackward&) { throw InternalError(kAbsent); }
 

@@ -170,7 +170,7 @@ class ForwardCalls {
     straight_ = call.out.dtype() == DType::bf16;
     if (straight_ && !aligned(call.out)) refusal_ = "out does not lie at multiples of 16 bytes";
     if (!refusal_.empty()) return;
-    plan_ = plan_block(call.block);
+    plan_ = plan_block(call.block, Pass::forward);
     refusal_ = plan_.refusal;
     for (const RectangleCall& rectangle : plan_.rectangles) prepare(rectangle);
     if (!plan_.documents.empty()) prepare_documents();
@@ -271,16 +271,23 @@ struct Passage {
   bool adds = false;
 };
 
+BlockPlan plan_gradients(const Device& device, const AttentionBlock& block) {
+  BlockPlan plan;
+  plan.refusal = device.deterministic() ? "its sums have no fixed order" : refusal_of(block);
+  if (!plan.refusal.empty()) return plan;
+  plan = plan_block(block, Pass::backward);
+  // On an H200 the own kernels take 0.5 to 1.1 of its time for documents of 512 to 8000 tokens, and need no graphs.
+  if (!plan.documents.empty()) plan.refusal = "gradients of documents are left to the own kernels";
+  return plan;
+}
+
 // Backward of a block, as calls of cuDNN for some heads each, and additions of their results.
 class BackwardCalls {
  public:
   BackwardCalls(Device& device, const AttentionBackward& call) : device_(device), call_(call) {
-    refusal_ = refusal_before_plan();
-    if (!refusal_.empty()) return;
-    plan_ = plan_block(call.block);
-    refusal_ = plan_.refusal;
-    // On an H200 the own kernels take 0.5 to 1.1 of its time for documents of 512 to 8000 tokens, and need no graphs.
-    if (!plan_.documents.empty()) refusal_ = "gradients of documents are left to the own kernels";
+    plan_ = plan_gradients(device, call.block);
+    refusal_ = refusal_of_call();
+    if (refusal_.empty()) refusal_ = plan_.refusal;
     if (!refusal_.empty()) return;
     for (const RectangleCall& rectangle : plan_.rectangles) prepare(rectangle);
   }
@@ -310,10 +317,9 @@ class BackwardCalls {
     std::vector<Passage> passages;
   };
 
-  std::string refusal_before_plan() const {
-    if (device_.deterministic()) return "its sums have no fixed order";
+  std::string refusal_of_call() const {
     if (!call_.out.defined()) return "it needs the final out";
-    std::string refusal = refusal_of(call_.block);
+    std::string refusal;
     for (const auto& [name, x] : {std::pair{"out", &call_.out}, {"d_out", &call_.d_out}})
       if (refusal.empty() && !aligned(*x)) refusal = fmt::format("{} does not lie at multiples of 16 bytes", name);
     return refusal;
@@ -400,6 +406,10 @@ std::string cudnn_forward_declines(Device& device, const AttentionForward& call)
 
 std::string cudnn_backward_declines(Device& device, const AttentionBackward& call) {
   return BackwardCalls(device, call).refusal();
+}
+
+bool cudnn_takes_gradients_of(const Device& device, const AttentionBlock& block) {
+  return plan_gradients(device, block).refusal.empty();
 }
 
 void cudnn_forward(Device& device, const AttentionForward& call) { ForwardCalls(device, call).run(); }

@@ -17,6 +17,8 @@ namespace farspan::cuda {
 
 std::string cudnn_forward_declines(Device& device, const AttentionForward& call);
 std::string cudnn_backward_declines(Device& device, const AttentionBackward& call);
+// Whether cudnn_backward takes blocks with this mask, sizes and place; it may still decline for what else a call has.
+bool cudnn_takes_gradients_of(const Device& device, const AttentionBlock& block);
 void cudnn_forward(Device& device, const AttentionForward& call);
 void cudnn_backward(Device& device, const AttentionBackward& call);
 

@@ -43,8 +43,13 @@ bool has_diagonal(const AttentionPart& part, Diagonal diagonal) {
   return false;
 }
 
-std::vector<RectangleCall> rectangles_of(const Document& whole, Diagonal diagonal) {
+std::vector<RectangleCall> rectangles_of(const Document& whole, Diagonal diagonal, Pass pass) {
   const bool square = whole.queries == whole.keys;
+  if (pass == Pass::backward && diagonal == Diagonal::bottom_right && whole.queries < whole.keys) {
+    const int64_t before = whole.keys - whole.queries;
+    return {{{0, whole.queries, 0, before}, Diagonal::none},
+            {{0, whole.queries, before, whole.queries}, Diagonal::top_left, true}};
+  }
   if (diagonal != Diagonal::top_left || !square || whole.queries <= kRowTokens) return {{whole, diagonal}};
   std::vector<RectangleCall> calls;
   for (int64_t begin = 0; begin < whole.queries; begin += kRowTokens) {
@@ -77,7 +82,7 @@ BlockPlan refused(std::string reason) {
 
 }  // namespace
 
-BlockPlan plan_block(const AttentionBlock& block) {
+BlockPlan plan_block(const AttentionBlock& block, Pass pass) {
   if (block.runs.empty()) return refused("it is not known on the CPU who sees whom");
   const int64_t queries = block.query.dim(0);
   const int64_t keys = block.key.dim(0);
@@ -105,7 +110,7 @@ BlockPlan plan_block(const AttentionBlock& block) {
   const Document& first = documents.front();
   const bool whole = first.queries == queries && first.keys == keys;
   if (whole && queries % kRectangleTokens == 0 && keys % kRectangleTokens == 0) {
-    plan.rectangles = rectangles_of(first, plan.diagonal);
+    plan.rectangles = rectangles_of(first, plan.diagonal, pass);
   } else {
     plan.documents = documents_calls(documents);
     plan.covers_queries = std::none_of(parts.begin(), parts.end(),

@@ -4,7 +4,8 @@
 // A block that is one plain or causal rectangle takes calls of its exact lengths. A long causal one is cut into rows of
 // kRowTokens queries, each a causal call on the diagonal and a plain one for all keys before: on an H200 at 131072
 // tokens of 16:8 heads of 128, sustained, forward runs at 614 instead of 581 TFLOP/s and backward at 544 instead of
-// 532, in half the workspace. Anything else takes batches of documents, at most kMostDocuments of like length each
+// 532, in half the workspace. Gradients of a causal rectangle whose queries see more keys before their own take two
+// calls likewise: cuDNN's own mask for that shape is slower. Anything else takes batches of documents, at most kMostDocuments of like length each
 // (forward; their gradients are left to the own kernels).
 #pragma once
 
@@ -44,6 +45,8 @@ struct BlockPlan {
   bool covers_queries = true;          // every query is in a document
 };
 
-BlockPlan plan_block(const AttentionBlock& block);
+enum class Pass { forward, backward };
+
+BlockPlan plan_block(const AttentionBlock& block, Pass pass);
 
 }  // namespace farspan::cuda

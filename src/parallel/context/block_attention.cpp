@@ -356,6 +356,15 @@ void for_each_blind_part(const AttentionCall& call, Body&& body) {
                      {0, call.shape.heads}});
 }
 
+// delta where the block reads it or it is there.
+Tensor delta_for(const AttentionCall& call, OutputGradient& gradient, const AttentionBlock& block) {
+  if (gradient.has_delta) return gradient.delta;
+  if (!attention_reads_delta(call.device, block)) return {};
+  write_delta(call.device, gradient.out, gradient.d_out, gradient.delta);
+  gradient.has_delta = true;
+  return gradient.delta;
+}
+
 }  // namespace
 
 void finish_blind_queries(const AttentionCall& call, const Tensor& out, const Tensor& lse) {
@@ -380,16 +389,17 @@ void attend_forward(const AttentionCall& call, MetQueries& met, const KeyBlock& 
   });
 }
 
-void attend_backward(const AttentionCall& call, MetQueries& met, const OutputGradient& gradient, const KeyBlock& keys,
+void attend_backward(const AttentionCall& call, MetQueries& met, OutputGradient& gradient, const KeyBlock& keys,
                      Tensor d_key, Tensor d_value) {
   KeyGradients key_gradients(call, keys, d_key, d_value);
   for_each_block(call, met, keys, [&](const BlockPart& part, const Rectangle& rectangle) {
     const QueryPart& queries = part.queries;
     const Accumulate d_query_use = part.is_first ? Accumulate::no : Accumulate::yes;
+    const Tensor delta = delta_for(call, gradient, part.block);
     attention_block_backward(
         call.device, part.block, gradient.out.defined() ? queries.of_heads(gradient.out) : Tensor(),
         queries.of_heads(gradient.d_out), queries.of_scalars(gradient.lse),
-        gradient.delta.defined() ? queries.of_scalars(gradient.delta) : Tensor(), d_query_use,
+        delta.defined() ? queries.of_scalars(delta) : Tensor(), d_query_use,
         key_gradients.begin(rectangle), queries.of_heads(gradient.d_query),
         d_key.slice(0, part.keys.begin, part.keys.end), d_value.slice(0, part.keys.begin, part.keys.end));
   });
@@ -400,7 +410,7 @@ void attend_own_forward(const AttentionCall& call, MetQueries& met, Tensor out, 
   for_each_own_row(call, [&](const KeyBlock& keys, int64_t) { attend_forward(call, met, keys, out, lse); });
 }
 
-void attend_own_backward(const AttentionCall& call, MetQueries& met, const OutputGradient& gradient, Tensor d_key,
+void attend_own_backward(const AttentionCall& call, MetQueries& met, OutputGradient& gradient, Tensor d_key,
                          Tensor d_value) {
   for_each_own_row(call, [&](const KeyBlock& keys, int64_t row) {
     attend_backward(call, met, gradient, keys, entry(d_key, row), entry(d_value, row));

@@ -89,6 +89,7 @@ struct OutputGradient {
   Tensor lse;      // (B, A, s) f32, of all keys
   Tensor delta;    // (B, A, s) f32; on a GPU it may be undefined where `out` is not
   Tensor d_query;  // (B, s, A, D) f32, written; with one block a row also the query's dtype
+  bool has_delta = true;  // delta, where it is defined, holds values; else the first block that reads them writes them
 };
 
 // Keys and values of some segments of one row, wherever they lie, of key/value heads [heads.begin, heads.end).
@@ -111,12 +112,12 @@ void attend_forward(const AttentionCall& call, MetQueries& met, const KeyBlock& 
 
 // Adds the same keys' share of d_query, and writes d_key and d_value (tokens, heads, D): f32, with one block a row also
 // the key's dtype.
-void attend_backward(const AttentionCall& call, MetQueries& met, const OutputGradient& gradient, const KeyBlock& keys,
+void attend_backward(const AttentionCall& call, MetQueries& met, OutputGradient& gradient, const KeyBlock& keys,
                      Tensor d_key, Tensor d_value);
 
 // This rank's own keys, all heads. d_key, d_value (B, s, K, D), likewise.
 void attend_own_forward(const AttentionCall& call, MetQueries& met, Tensor out, Tensor lse);
-void attend_own_backward(const AttentionCall& call, MetQueries& met, const OutputGradient& gradient, Tensor d_key,
+void attend_own_backward(const AttentionCall& call, MetQueries& met, OutputGradient& gradient, Tensor d_key,
                          Tensor d_value);
 
 // Entry i of a tensor's first dimension: the same memory without that dimension.

@@ -287,10 +287,17 @@ void ContextAttention::backward_own_heads(const Inputs& x, const Gradients& d, c
                                           const Tensor& delta) const {
   AttentionCall call = x.call(key_group_, shape_);
   call.prepare();
-  const Tensor out = delta.defined() ? Tensor() : d.out;
-  if (writes_results(x.device)) return attend_backward(call, {out, d.d_out, lse, delta, d.d_query}, d.d_key, d.d_value);
+  OutputGradient gradient{delta.defined() ? Tensor() : d.out, d.d_out, lse, delta, d.d_query};
+  if (writes_results(x.device)) return attend_backward(call, gradient, d.d_key, d.d_value);
+  Buffer lazy_delta;  // of many blocks, each would make its queries' anew
+  if (!delta.defined()) {
+    lazy_delta = x.arena.take("attention.delta", DType::f32, lse.shape(), Purpose::workspace);
+    gradient.delta = lazy_delta;
+    gradient.has_delta = false;
+  }
   const Fp32Sum d_query(x.arena, "attention.d_query_sum", d.d_query);
-  attend_backward(call, {out, d.d_out, lse, delta, d_query.tensor()}, d.d_key, d.d_value);
+  gradient.d_query = d_query.tensor();
+  attend_backward(call, gradient, d.d_key, d.d_value);
   d_query.round(x.device);
 }
 

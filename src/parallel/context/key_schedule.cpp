@@ -93,7 +93,7 @@ KeySchedule p2p_schedule(const AttentionCall& call) {
   const int ranks = call.ranks();
   const int me = call.rank();
   const int64_t least = call.device.targets_cuda() ? kLeastPieceTokensOnGpu : kLeastPieceTokens;
-  KeySchedule schedule{p2p_sizes(call.rows.count() * call.local_length(), ranks, call.shape, least), {}};
+  KeySchedule schedule{p2p_sizes(call.rows.count() * call.local_length(), ranks, call.shape, least), {}, false};
   const Span heads{0, schedule.sizes.heads};
   const int64_t piece = schedule.sizes.capacity / schedule.sizes.heads;
   const int64_t own_tokens = call.rows.count() * call.local_length();
@@ -119,7 +119,9 @@ KeySchedule all_gather_schedule(const AttentionCall& call, Pass pass, const AllG
   const int ranks = call.ranks();
   const int me = call.rank();
   KeySchedule schedule{
-      all_gather_sizes(call.rows.count() * call.local_length(), ranks, call.shape, call.dtype(), pass, options), {}};
+      all_gather_sizes(call.rows.count() * call.local_length(), ranks, call.shape, call.dtype(), pass, options),
+      {},
+      true};
   const int64_t group = schedule.sizes.heads;
 
   const KeyNeeds needs(call.rows, ranks);

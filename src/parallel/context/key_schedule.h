@@ -66,6 +66,7 @@ int64_t buffer_bytes(const ScheduleSizes& sizes, const ContextAttentionShape& sh
 struct KeySchedule {
   ScheduleSizes sizes;
   std::vector<ExchangeStep> steps;
+  bool several_peers = false;  // a step may have parcels for, or of, more than one rank
 };
 
 // For every pair of ranks, which of the one's keys the other's queries see.

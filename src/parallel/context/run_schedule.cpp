@@ -8,8 +8,10 @@
 //
 // Two take turns where there can be several steps and they overlap; a send buffer is free again as soon as its step has
 // arrived, so one is enough.
+#include <algorithm>
 #include <array>
 #include <optional>
+#include <utility>
 
 #include "ops/elementwise.h"
 #include "parallel/context/key_schedule.h"
@@ -17,27 +19,55 @@
 namespace farspan {
 namespace {
 
-// Some equal buffers that hold one step's parcels each, and take turns from step to step.
-class ParcelBuffers {
+// A parcel's segment, and where its tokens lie among all tokens of the step that a rank sends, or receives.
+struct PlacedSegment {
+  Segment segment;
+  size_t parcel = 0;
+  int64_t begin = 0;
+};
+
+// In the order of their places.
+using Placement = std::vector<PlacedSegment>;
+
+enum class Order {
+  parcels,   // one parcel behind the other
+  positions  // as the tokens stand in their rows, whoever owns them: neighbours in the row are then one block of keys
+};
+
+Placement place(const std::vector<Parcel>& parcels, Order order) {
+  Placement placement;
+  for (size_t p = 0; p < parcels.size(); ++p)
+    for (const Segment& segment : parcels[p].segments) placement.push_back({segment, p, 0});
+  if (order == Order::positions)
+    std::stable_sort(placement.begin(), placement.end(), [](const PlacedSegment& a, const PlacedSegment& b) {
+      return std::pair(a.segment.row, a.segment.keys.positions.begin) <
+             std::pair(b.segment.row, b.segment.keys.positions.begin);
+    });
+  int64_t begin = 0;
+  for (PlacedSegment& placed : placement) {
+    placed.begin = begin;
+    begin += placed.segment.tokens();
+  }
+  return placement;
+}
+
+int64_t tokens_of(const Placement& placement) {
+  return placement.empty() ? 0 : placement.back().begin + placement.back().segment.tokens();
+}
+
+// Some equal buffers that hold one step's keys and values each (or their gradients), and take turns from step to step.
+class StepBuffers {
  public:
-  ParcelBuffers(const AttentionCall& call, const KeySchedule& schedule, std::string_view name, DType dtype, int count)
+  StepBuffers(const AttentionCall& call, const KeySchedule& schedule, std::string_view name, DType dtype, int count)
       : head_dim_(call.shape.head_dim), count_(static_cast<size_t>(count)) {
     for (size_t i = 0; i < count_; ++i)
       buffers_[i] = call.arena.take(name, dtype, {2 * schedule.sizes.capacity * head_dim_}, Purpose::communication);
   }
 
-  // The parcels of step `turn`, one behind the other, each (2, tokens, heads, D): keys, then values (or their
-  // gradients).
-  std::vector<Tensor> parcels(size_t turn, const std::vector<Parcel>& parcels, Span heads) const {
-    const Tensor& buffer = buffers_[turn % count_].tensor();
-    std::vector<Tensor> tensors;
-    int64_t begin = 0;
-    for (const Parcel& parcel : parcels) {
-      const int64_t end = begin + 2 * parcel.tokens * heads.length() * head_dim_;
-      tensors.push_back(buffer.slice(0, begin, end).reshape({2, parcel.tokens, heads.length(), head_dim_}));
-      begin = end;
-    }
-    return tensors;
+  // (2, tokens, heads, D): all keys of step `turn`, then all values.
+  Tensor of_step(size_t turn, int64_t tokens, Span heads) const {
+    const int64_t elements = 2 * tokens * heads.length() * head_dim_;
+    return buffers_[turn % count_].tensor().slice(0, 0, elements).reshape({2, tokens, heads.length(), head_dim_});
   }
 
  private:
@@ -46,18 +76,12 @@ class ParcelBuffers {
   std::array<Buffer, 2> buffers_;
 };
 
-// Tokens of one segment within its parcel: body(segment, tokens [begin, end) of the parcel).
-template <typename Body>
-void for_each_segment(const Parcel& parcel, Body&& body) {
-  int64_t begin = 0;
-  for (const Segment& segment : parcel.segments) {
-    body(segment, Span{begin, begin + segment.tokens()});
-    begin += segment.tokens();
-  }
+// Of keys (half 0) or values (half 1) of a step.
+Tensor tokens_of(const Tensor& step, int half, Span tokens) {
+  return entry(step, half).slice(0, tokens.begin, tokens.end);
 }
-
-Tensor tokens_of(const Tensor& parcel, int half, Span tokens) {
-  return entry(parcel, half).slice(0, tokens.begin, tokens.end);
+Tensor tokens_of(const Tensor& step, int half, const PlacedSegment& placed) {
+  return tokens_of(step, half, Span{placed.begin, placed.begin + placed.segment.tokens()});
 }
 
 // The owner's tensor at a segment, some heads of it: (B, s, K, D) -> (tokens, heads, D).
@@ -66,9 +90,20 @@ Tensor own_part(const Tensor& x, const Segment& segment, Span heads) {
   return entry(x, segment.row).slice(0, begin, begin + segment.tokens()).slice(1, heads.begin, heads.end);
 }
 
-std::vector<Message> messages(const std::vector<Parcel>& parcels, const std::vector<Tensor>& tensors) {
+// What goes to, or comes from, the parcels' peers. A lone peer's parcel is one message; of several peers each segment's
+// keys and each segment's values are one, since the receiver places them apart.
+std::vector<Message> messages(const KeySchedule& schedule, const std::vector<Parcel>& parcels,
+                              const Placement& placement, const Tensor& step) {
   std::vector<Message> messages;
-  for (size_t i = 0; i < parcels.size(); ++i) messages.push_back({parcels[i].peer, tensors[i]});
+  if (!schedule.several_peers) {
+    for (const Parcel& parcel : parcels) messages.push_back({parcel.peer, step});
+    return messages;
+  }
+  // Both ends go through a parcel's segments in the same order.
+  for (size_t p = 0; p < parcels.size(); ++p)
+    for (const PlacedSegment& placed : placement)
+      if (placed.parcel == p)
+        for (int half = 0; half < 2; ++half) messages.push_back({parcels[p].peer, tokens_of(step, half, placed)});
   return messages;
 }
 
@@ -86,13 +121,15 @@ class KeyTravel {
   void start(size_t i) {
     if (i >= schedule_.steps.size()) return;
     const ExchangeStep& step = schedule_.steps[i];
-    const std::vector<Tensor> sent = sent_.parcels(i, step.sends, step.heads);
-    for (size_t p = 0; p < sent.size(); ++p)
-      for_each_segment(step.sends[p], [&](const Segment& segment, Span tokens) {
-        cast(call_.device, own_part(call_.key, segment, step.heads), tokens_of(sent[p], 0, tokens));
-        cast(call_.device, own_part(call_.value, segment, step.heads), tokens_of(sent[p], 1, tokens));
-      });
-    arrival_ = call_.cp->exchange(messages(step.sends, sent), messages(step.receives, received(i)),
+    const Placement placement = place(step.sends, Order::parcels);
+    const Tensor sent = sent_.of_step(i, tokens_of(placement), step.heads);
+    for (const PlacedSegment& placed : placement) {
+      cast(call_.device, own_part(call_.key, placed.segment, step.heads), tokens_of(sent, 0, placed));
+      cast(call_.device, own_part(call_.value, placed.segment, step.heads), tokens_of(sent, 1, placed));
+    }
+    const Placement visitors = place(step.receives, Order::positions);
+    arrival_ = call_.cp->exchange(messages(schedule_, step.sends, placement, sent),
+                                  messages(schedule_, step.receives, visitors, received(i, visitors)),
                                   fmt::format("attention {} key/value {}", pass_, step.name));
   }
 
@@ -108,40 +145,40 @@ class KeyTravel {
     if (schedule_.sizes.overlap) start(i + 1);
   }
 
-  // What step i brought, by parcel.
-  std::vector<Tensor> received(size_t i) const {
-    const ExchangeStep& step = schedule_.steps[i];
-    return received_.parcels(i, step.receives, step.heads);
+  // What step i brought, as placed by positions.
+  Tensor received(size_t i, const Placement& placement) const {
+    return received_.of_step(i, tokens_of(placement), schedule_.steps[i].heads);
   }
 
  private:
   const AttentionCall& call_;
   const KeySchedule& schedule_;
   std::string_view pass_;
-  ParcelBuffers sent_;
-  ParcelBuffers received_;
+  StepBuffers sent_;
+  StepBuffers received_;
   Work arrival_;
 };
 
-// Calls body(parcel number, key block, tokens within the parcel) for all that step i brought, row by row.
+// Calls body(key block, its tokens among the step's) for all that step i brought, row by row.
 template <typename Body>
 void for_each_received(const KeySchedule& schedule, const KeyTravel& travel, size_t i, Body&& body) {
-  const ExchangeStep& step = schedule.steps[i];
-  const std::vector<Tensor> parcels = travel.received(i);
-  for (size_t p = 0; p < parcels.size(); ++p) {
-    std::span<const Segment> left = step.receives[p].segments;
-    int64_t begin = 0;
-    while (!left.empty()) {
-      size_t count = 0;
-      int64_t end = begin;
-      for (; count < left.size() && left[count].row == left[0].row; ++count) end += left[count].tokens();
-      body(p,
-           KeyBlock{left.first(count), step.heads, tokens_of(parcels[p], 0, {begin, end}),
-                    tokens_of(parcels[p], 1, {begin, end})},
-           Span{begin, end});
-      left = left.subspan(count);
-      begin = end;
+  const Placement placement = place(schedule.steps[i].receives, Order::positions);
+  const Tensor received = travel.received(i, placement);
+  for (size_t first = 0; first < placement.size();) {
+    std::vector<Segment> segments;
+    Span tokens{placement[first].begin, placement[first].begin};
+    for (; first < placement.size(); ++first) {
+      const Segment& next = placement[first].segment;
+      if (!segments.empty() && next.row != segments.back().row) break;
+      tokens.end += next.tokens();
+      Span* const last = segments.empty() ? nullptr : &segments.back().keys.positions;
+      if (last != nullptr && last->end == next.keys.positions.begin)
+        last->end = next.keys.positions.end;
+      else
+        segments.push_back(next);
     }
+    body(KeyBlock{segments, schedule.steps[i].heads, tokens_of(received, 0, tokens), tokens_of(received, 1, tokens)},
+         tokens);
   }
 }
 
@@ -156,16 +193,16 @@ class GradientTravel {
         computed_(call, schedule, "attention.visitor_d_key_value", DType::f32, schedule.sizes.buffers()),
         received_(call, schedule, "attention.received_d_key_value", DType::f32, 1) {}
 
-  // Where the gradients of what step i brought are to be written, by received parcel.
-  std::vector<Tensor> computed(size_t i) const {
-    return computed_.parcels(i, schedule_.steps[i].receives, schedule_.steps[i].heads);
-  }
+  // Where the gradients of what step i brought are to be written, as that is placed.
+  Tensor computed(size_t i) const { return computed(i, place(schedule_.steps[i].receives, Order::positions)); }
 
   // Sends home what step i added up, once the step before it has been taken in.
   void send(size_t i) {
     take_in();
     const ExchangeStep& step = schedule_.steps[i];
-    arrival_ = call_.cp->exchange(messages(step.receives, computed(i)), messages(step.sends, received(i)),
+    const Placement visitors = place(step.receives, Order::positions), own = place(step.sends, Order::parcels);
+    arrival_ = call_.cp->exchange(messages(schedule_, step.receives, visitors, computed(i, visitors)),
+                                  messages(schedule_, step.sends, own, received(i, own)),
                                   fmt::format("attention backward d_key/d_value {}", step.name));
     under_way_ = i;
     if (!schedule_.sizes.overlap) take_in();
@@ -176,34 +213,38 @@ class GradientTravel {
     if (!under_way_) return;
     arrival_.wait();
     const ExchangeStep& step = schedule_.steps[*under_way_];
-    const std::vector<Tensor> parcels = received(*under_way_);
-    for (size_t p = 0; p < parcels.size(); ++p)
-      for_each_segment(step.sends[p], [&](const Segment& segment, Span tokens) {
-        const Tensor d_key = own_part(d_key_, segment, step.heads);
-        const Tensor d_value = own_part(d_value_, segment, step.heads);
-        add(call_.device, d_key, tokens_of(parcels[p], 0, tokens), d_key);
-        add(call_.device, d_value, tokens_of(parcels[p], 1, tokens), d_value);
-      });
+    const Placement own = place(step.sends, Order::parcels);
+    const Tensor gradients = received(*under_way_, own);
+    for (const PlacedSegment& placed : own) {
+      const Tensor d_key = own_part(d_key_, placed.segment, step.heads);
+      const Tensor d_value = own_part(d_value_, placed.segment, step.heads);
+      add(call_.device, d_key, tokens_of(gradients, 0, placed), d_key);
+      add(call_.device, d_value, tokens_of(gradients, 1, placed), d_value);
+    }
     under_way_.reset();
   }
 
  private:
-  std::vector<Tensor> received(size_t i) const {
-    return received_.parcels(i, schedule_.steps[i].sends, schedule_.steps[i].heads);
+  Tensor computed(size_t i, const Placement& placement) const {
+    return computed_.of_step(i, tokens_of(placement), schedule_.steps[i].heads);
+  }
+  Tensor received(size_t i, const Placement& placement) const {
+    return received_.of_step(i, tokens_of(placement), schedule_.steps[i].heads);
   }
 
   const AttentionCall& call_;
   const KeySchedule& schedule_;
   Tensor d_key_;
   Tensor d_value_;
-  ParcelBuffers computed_;
-  ParcelBuffers received_;
+  StepBuffers computed_;
+  StepBuffers received_;
   Work arrival_;
   std::optional<size_t> under_way_;
 };
 
-// Backward with d_key, d_value (B, s, K, D) in fp32, or in their own type where they are written once.
-void run_backward_into(const AttentionCall& call, const KeySchedule& schedule, const OutputGradient& gradient,
+// Backward with d_key, d_value (B, s, K, D) in fp32, or in their own type where they are written once. `gradient` is a
+// copy, in which delta comes into being.
+void run_backward_into(const AttentionCall& call, const KeySchedule& schedule, OutputGradient gradient,
                        const Tensor& d_key, const Tensor& d_value) {
   MetQueries met(call);
   finish_blind_queries(call, gradient.d_query);
@@ -215,10 +256,9 @@ void run_backward_into(const AttentionCall& call, const KeySchedule& schedule, c
   attend_own_backward(call, met, gradient, d_key, d_value);
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     travel.arrive(i);
-    const std::vector<Tensor> sums = home.computed(i);
-    for_each_received(schedule, travel, i, [&](size_t parcel, const KeyBlock& keys, Span tokens) {
-      attend_backward(call, met, gradient, keys, tokens_of(sums[parcel], 0, tokens),
-                      tokens_of(sums[parcel], 1, tokens));
+    const Tensor sums = home.computed(i);
+    for_each_received(schedule, travel, i, [&](const KeyBlock& keys, Span tokens) {
+      attend_backward(call, met, gradient, keys, tokens_of(sums, 0, tokens), tokens_of(sums, 1, tokens));
     });
     home.send(i);
   }
@@ -237,7 +277,7 @@ void run_forward(const AttentionCall& call, const KeySchedule& schedule, Tensor 
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     travel.arrive(i);
     for_each_received(schedule, travel, i,
-                      [&](size_t, const KeyBlock& keys, Span) { attend_forward(call, met, keys, out, lse); });
+                      [&](const KeyBlock& keys, Span) { attend_forward(call, met, keys, out, lse); });
   }
 }
 
