@@ -28,12 +28,12 @@ Span elements_of(const Parameter& parameter, const Section& section) {
   return {section.part_begin * row, (section.part_begin + section.length) * row};
 }
 
-// The held elements among `elements` of the part, as a view of a state buffer; empty ones are undefined.
-Tensor held_view(const Tensor& state, const HeldRange& held, Span elements) {
+// The held elements among `elements` of the part, as a view of the rank's shard of the unit; empty ones are undefined.
+Tensor held_view(const Tensor& shard, const HeldRange& held, Span elements) {
   const int64_t begin = std::max(held.part_begin, elements.begin);
   const int64_t end = std::min(held.part_end, elements.end);
   if (begin >= end) return {};
-  return state.slice(0, held.at + begin - held.part_begin, held.at + end - held.part_begin);
+  return shard.slice(0, held.at + begin - held.part_begin, held.at + end - held.part_begin);
 }
 
 int64_t total_elements(const std::vector<Tensor>& views) {
@@ -67,7 +67,7 @@ struct ParameterStore::PendingGradient {
 };
 
 ParameterStore::ParameterStore(const Config& config, const ParameterTable& table, RankContext& context, Use use,
-                               Communicator* embedding_group)
+                               GradientPlace gradients, Communicator* embedding_group)
     : ParameterAccess(table),
       config_(config),
       context_(context),
@@ -75,15 +75,13 @@ ParameterStore::ParameterStore(const Config& config, const ParameterTable& table
       arena_(*context.arena),
       group_(context.group(Dimension::dp_cp)),
       embedding_group_(embedding_group),
-      stage_(stage_for(config, use)),
-      sharded_(stage_ > 0 && group_.size() > 1),
+      sharded_(stage_for(config, use) > 0 && group_.size() > 1),
+      stage_(sharded_ ? stage_for(config, use) : 0),
       dtype_(compute_dtype(config.training.precision)),
+      gradients_(device_, arena_, table, stage_ <= 1 ? gradients : GradientPlace::taken_when_opened),
       open_(table.units().size()),
       measured_(table.units().size()),
-      unit_gradient_(table.units().size()),
-      uses_left_(table.units().size()),
-      begun_(table.units().size()) {
-  if (!sharded_) stage_ = 0;
+      uses_left_(table.units().size()) {
   FARSPAN_CHECK(!sharded_ || table.share().shards == group_.size(), "parameter store: a table for {} shards, {} ranks",
                 table.share().shards, group_.size());
   const Shape whole = {table.flat_elements()};
@@ -99,7 +97,6 @@ ParameterStore::ParameterStore(const Config& config, const ParameterTable& table
   if (use == Use::inference) return;
   if (dtype_ != DType::f32 && (stage_ == 1 || stage_ == 2))
     compute_shard_ = take("weights.compute_shard", dtype_, part, Purpose::weights);
-  if (stage_ <= 1) gradients_ = take("gradients", DType::f32, whole, Purpose::gradients);
   if (sharded_) gradient_shard_ = take("gradients.shard", DType::f32, part, Purpose::gradients);
   square_sum_ = take("gradients.square_sum", DType::f64, {1}, Purpose::gradients);
   if (config.optimizer.optimizer == OptimizerKind::adamw) {
@@ -135,9 +132,13 @@ HeldRange ParameterStore::held(const Parameter& parameter) const {
   const int64_t begin = std::max(first, shard() * shard_length);
   const int64_t end = std::min(first + parameter.shape.numel(), (shard() + 1) * shard_length);
   if (begin >= end) return {};
-  return {.part_begin = begin - first,
-          .part_end = end - first,
-          .at = unit.begin / shards() + begin - shard() * shard_length};
+  return {.part_begin = begin - first, .part_end = end - first, .at = begin - shard() * shard_length};
+}
+
+Tensor ParameterStore::held_values(StateKind kind, const Parameter& parameter) const {
+  const Tensor shard =
+      kind == StateKind::gradients ? reduced_gradient(parameter.unit) : shard_of(state(kind), parameter.unit);
+  return held_view(shard, held(parameter), {0, parameter.shape.numel()});
 }
 
 // --- Weights. ---
@@ -178,21 +179,19 @@ Tensor ParameterStore::weight_amax(size_t unit, const LayerTensors& weights) {
 
 void ParameterStore::initialise(int64_t seed) {
   // The padding between parameters too, which nothing else writes.
-  for (const Buffer* buffer : {&master_, &gradients_, &first_moment_, &second_moment_})
+  for (const Buffer* buffer : {&master_, &first_moment_, &second_moment_})
     if (buffer->taken()) fill(device_, buffer->tensor(), 0);
   if (!device_.dry()) {
     for (const Parameter& parameter : table().parameters()) {
+      const Tensor weights = held_values(StateKind::weights, parameter);
+      if (!weights.defined()) continue;
       const HeldRange range = held(parameter);
-      if (range.length() > 0) initialise_held(parameter, seed, range);
+      HostFilled values(device_, weights);
+      initialise_part(device_, parameter, seed, range.part_begin, range.part_end, values.tensor().data<float>());
+      values.send();
     }
   }
   distribute_weights();
-}
-
-void ParameterStore::initialise_held(const Parameter& parameter, int64_t seed, const HeldRange& range) {
-  HostFilled values(device_, master_.tensor().slice(0, range.at, range.at + range.length()));
-  initialise_part(device_, parameter, seed, range.part_begin, range.part_end, values.tensor().data<float>());
-  values.send();
 }
 
 void ParameterStore::distribute_weights() {
@@ -214,36 +213,11 @@ void ParameterStore::distribute_weights() {
 
 void ParameterStore::begin_step(int64_t micro_batches) {
   if (stage_ >= 2) fill(device_, gradient_shard_.tensor(), 0);
-  begun_.assign(begun_.size(), false);
   for (size_t unit = 0; unit < uses_left_.size(); ++unit)
     uses_left_[unit] = micro_batches * table().units()[unit].gradient_uses;
 }
 
-ParameterAccess::Gradient ParameterStore::open_gradient(size_t unit) {
-  if (stage_ <= 1) {
-    const Accumulate use = begun_[unit] ? Accumulate::yes : Accumulate::no;
-    begun_[unit] = true;
-    return {unit_of(gradients_, unit), use};
-  }
-  Buffer& whole = unit_gradient_[unit];
-  whole = arena_.take("gradients.unit", DType::f32, {table().units()[unit].length()}, Purpose::gradients);
-  clear_padding(unit, whole);
-  return {whole.tensor(), Accumulate::no};
-}
-
-// What lies between a unit's parameters and behind them, which no layer writes.
-void ParameterStore::clear_padding(size_t unit, const Tensor& flat) {
-  const ParameterUnit& place = table().units()[unit];
-  int64_t end = 0;
-  const auto clear_until = [&](int64_t begin) {
-    if (begin > end) fill(device_, flat.slice(0, end, begin), 0);
-  };
-  for (const Parameter& parameter : table().parameters_of(place)) {
-    clear_until(parameter.offset - place.begin);
-    end = parameter.offset - place.begin + parameter.shape.numel();
-  }
-  clear_until(place.length());
-}
+ParameterAccess::Gradient ParameterStore::open_gradient(size_t unit) { return gradients_.open(unit); }
 
 void ParameterStore::close_gradient(size_t unit) {
   if (stage_ <= 1) {
@@ -253,7 +227,7 @@ void ParameterStore::close_gradient(size_t unit) {
   finish_pending();
   pending_ = std::make_unique<PendingGradient>();
   pending_->unit = unit;
-  pending_->whole = std::move(unit_gradient_[unit]);
+  pending_->whole = gradients_.release(unit);
   pending_->piece =
       arena_.take("gradients.piece", DType::f32, {pending_->whole.tensor().numel() / shards()}, Purpose::gradients);
   pending_->work = group_.reduce_scatter(pending_->whole, pending_->piece.tensor(), "gradients");
@@ -271,7 +245,7 @@ void ParameterStore::finish_pending() {
 void ParameterStore::finish_pass() { finish_pending(); }
 
 void ParameterStore::start_reduce(size_t unit) {
-  const Tensor whole = unit_of(gradients_, unit);
+  const Tensor whole = gradients_.of(unit);
   reductions_.push_back(stage_ == 0 ? group_.all_reduce(whole, "gradients")
                                     : group_.reduce_scatter(whole, shard_of(gradient_shard_, unit), "gradients"));
   uses_left_[unit] = kSummed;
@@ -280,22 +254,26 @@ void ParameterStore::start_reduce(size_t unit) {
 void ParameterStore::reduce_gradients() {
   if (stage_ <= 1)
     for (size_t unit = 0; unit < open_.size(); ++unit) {
-      if (!begun_[unit]) fill(device_, unit_of(gradients_, unit), 0);
+      const Gradient gradient = gradients_.open(unit);
+      if (gradient.use == Accumulate::no) fill(device_, gradient.flat, 0);
       if (uses_left_[unit] != kSummed) start_reduce(unit);
     }
   for (Work& work : reductions_) work.wait();
   reductions_.clear();
-  const ProgramScope program(arena_, "gradient sums");
   sum_over_tensor_ranks();
   sum_shared_heads();
   sum_tied_embedding();
+}
+
+void ParameterStore::release_gradients() {
+  for (size_t unit = 0; unit < open_.size(); ++unit) gradients_.release(unit);
 }
 
 void ParameterStore::sum_over_tensor_ranks() {
   std::vector<Tensor> views;
   for (const Parameter& parameter : table().parameters()) {
     if (parameter.tensor_gradient != TensorGradient::partial) continue;
-    const Tensor view = held_view(reduced_gradients(), held(parameter), {0, parameter.shape.numel()});
+    const Tensor view = held_values(StateKind::gradients, parameter);
     if (view.defined()) views.push_back(view);
   }
   if (views.empty()) return;
@@ -313,7 +291,7 @@ void ParameterStore::sum_shared_heads() {
     if (parameter.tensor_gradient != TensorGradient::shared_heads) continue;
     for (const Section& section : parameter.sections) {
       if (!section.shared_head) continue;
-      const Tensor view = held_view(reduced_gradients(), held(parameter), elements_of(parameter, section));
+      const Tensor view = held_view(reduced_gradient(parameter.unit), held(parameter), elements_of(parameter, section));
       if (view.defined()) views.push_back(view);
     }
   }
@@ -332,9 +310,7 @@ void ParameterStore::sum_shared_heads() {
 
 void ParameterStore::sum_tied_embedding() {
   if (embedding_group_ == nullptr) return;
-  const size_t unit = table().embedding_unit();
-  const Tensor gradient = sharded_ ? shard_of(gradient_shard_, unit) : unit_of(gradients_, unit);
-  embedding_group_->all_reduce(gradient, "gradient of the tied embedding").wait();
+  embedding_group_->all_reduce(reduced_gradient(table().embedding_unit()), "gradient of the tied embedding").wait();
 }
 
 // --- Norm and update. ---
@@ -344,7 +320,7 @@ double ParameterStore::owned_sum_of_squares() {
   for (const Parameter& parameter : table().parameters()) {
     for (const Section& section : parameter.sections) {
       if (!section.owned) continue;
-      const Tensor view = held_view(reduced_gradients(), held(parameter), elements_of(parameter, section));
+      const Tensor view = held_view(reduced_gradient(parameter.unit), held(parameter), elements_of(parameter, section));
       if (view.defined()) views.push_back(view);
     }
   }
@@ -373,12 +349,13 @@ UpdateResult ParameterStore::update(int64_t step, int64_t updates) {
                                                        : Tensor();
   std::vector<UpdateOperands> operands;
   for (const Parameter& parameter : table().parameters()) {
-    const HeldRange range = held(parameter);
+    const Tensor gradient = held_values(StateKind::gradients, parameter);
+    if (!gradient.defined()) continue;
     const auto view = [&](const Tensor& state) {
-      return state.defined() ? held_view(state, range, {0, parameter.shape.numel()}) : Tensor();
+      return state.defined() ? held_view(shard_of(state, parameter.unit), held(parameter), {0, parameter.shape.numel()})
+                             : Tensor();
     };
-    if (range.length() == 0) continue;
-    operands.push_back({.gradient = view(reduced_gradients()),
+    operands.push_back({.gradient = gradient,
                         .master = view(master_),
                         .first_moment = view(first_moment_),
                         .second_moment = view(second_moment_),
@@ -398,13 +375,13 @@ Tensor ParameterStore::state(StateKind kind) const {
     case StateKind::weights:
       return master_;
     case StateKind::gradients:
-      return gradients_.taken() || gradient_shard_.taken() ? reduced_gradients() : Tensor();
+      break;
     case StateKind::first_moment:
       return first_moment_;
     case StateKind::second_moment:
       return second_moment_;
   }
-  throw InternalError("parameter store: unknown kind of state");
+  throw InternalError("parameter store: a kind of state that lies in no one buffer");
 }
 
 void ParameterStore::visit_units(StateKind kind, const std::function<void(const ParameterUnit&, const Tensor&)>& body) {

@@ -26,14 +26,15 @@
 
 #include "model/parameter_access.h"
 #include "optim/optimizer.h"
+#include "optim/unit_gradients.h"
 #include "parallel/rank_context.h"
 
 namespace farspan {
 
 enum class StateKind { weights, gradients, first_moment, second_moment };
 
-// Elements of a parameter's part that this rank's state buffers hold: [part_begin, part_end) of the part, from `at` of
-// the buffer on. All of it without sharding.
+// Elements of a parameter's part that this rank holds: [part_begin, part_end) of the part, from `at` of its shard of
+// the unit on. All of it without sharding.
 struct HeldRange {
   int64_t part_begin = 0;
   int64_t part_end = 0;
@@ -45,10 +46,11 @@ class ParameterStore final : public ParameterAccess {
  public:
   enum class Use { training, inference };
 
-  // Takes the resident buffers. `embedding_group` joins first and last stage where a tied embedding lies on both; null
-  // elsewhere. The table, the configuration and the context outlive the store.
+  // Takes the resident buffers. `gradients`: where they lie in stages 0 and 1. `embedding_group` joins first and last
+  // stage where a tied embedding lies on both; null elsewhere. The table, the configuration and the context outlive the
+  // store.
   ParameterStore(const Config& config, const ParameterTable& table, RankContext& context, Use use,
-                 Communicator* embedding_group);
+                 GradientPlace gradients, Communicator* embedding_group);
   ~ParameterStore() override;
 
   void expect_weights(size_t unit) override;
@@ -64,19 +66,24 @@ class ParameterStore final : public ParameterAccess {
   void distribute_weights();
 
   // A step: gradients from zero, `micro_batches` times through the model, each followed by finish_pass within the
-  // program that ran it, then the sums, then the update. Collective.
+  // program that ran it, then the sums, then the update or none, then release_gradients. From reduce_gradients on in
+  // one program: that of the pass where gradients are taken when opened. Collective.
   void begin_step(int64_t micro_batches);
   void finish_pass();
   void reduce_gradients();
-  // Over the whole model, each element once. Collective.
-  double gradient_norm();
   UpdateResult update(int64_t step, int64_t updates);
+  void release_gradients();
 
-  // What this rank holds of a kind, (n) f32; undefined where it has none (moments under SGD).
+  // What this rank holds of a kind other than gradients, (n) f32; undefined where it has none (moments under SGD).
   Tensor state(StateKind kind) const;
+  bool has(StateKind kind) const { return kind == StateKind::gradients || state(kind).defined(); }
+  bool sharded() const { return sharded_; }
   HeldRange held(const Parameter& parameter) const;
-  // Calls body(unit, flat) with every unit's whole elements (f32) of a kind, gathered over the dp_cp group where they
-  // are sharded. Collective; without effect for a kind that there is none of.
+  // The held elements of a parameter, a view (f32); undefined where there are none. Of gradients between
+  // reduce_gradients and release_gradients.
+  Tensor held_values(StateKind kind, const Parameter& parameter) const;
+  // Calls body(unit, flat) with every unit's whole elements (f32) of a kind that has a state, gathered over the dp_cp
+  // group where they are sharded. Collective; without effect for a kind that there is none of.
   void visit_units(StateKind kind, const std::function<void(const ParameterUnit&, const Tensor&)>& body);
 
  private:
@@ -86,8 +93,9 @@ class ParameterStore final : public ParameterAccess {
   Tensor unit_of(const Tensor& flat, size_t unit) const;
   Tensor shard_of(const Tensor& shards_flat, size_t unit) const;
   Tensor compute_weights() const { return compute_.taken() ? compute_.tensor() : master_.tensor(); }
-  Tensor reduced_gradients() const { return sharded_ ? gradient_shard_.tensor() : gradients_.tensor(); }
-  void clear_padding(size_t unit, const Tensor& flat);
+  Tensor reduced_gradient(size_t unit) const {
+    return sharded_ ? shard_of(gradient_shard_, unit) : gradients_.of(unit);
+  }
   void gather_weights(size_t unit);
   void wait_for_weights(size_t unit);
   void start_reduce(size_t unit);
@@ -96,7 +104,8 @@ class ParameterStore final : public ParameterAccess {
   void sum_shared_heads();
   void sum_tied_embedding();
   double owned_sum_of_squares();
-  void initialise_held(const Parameter& parameter, int64_t seed, const HeldRange& range);
+  // Over the whole model, each element once. Collective.
+  double gradient_norm();
 
   const Config& config_;
   RankContext& context_;
@@ -104,14 +113,14 @@ class ParameterStore final : public ParameterAccess {
   Arena& arena_;
   Communicator& group_;  // dp_cp
   Communicator* embedding_group_;
-  int stage_;
-  bool sharded_;  // stage above 0 and more than one rank
+  bool sharded_;  // zero_stage above 0 and more than one rank
+  int stage_;     // 0 where not sharded
   DType dtype_;
 
-  Buffer master_;          // f32, (N / shards)
-  Buffer compute_;         // (N), or (N / shards) in stage 3; undefined where the master weights serve
-  Buffer compute_shard_;   // (N / shards): what is gathered from while the next step begins (overlap_param_gather)
-  Buffer gradients_;       // f32 (N), stages 0 and 1
+  Buffer master_;         // f32, (N / shards)
+  Buffer compute_;        // (N), or (N / shards) in stage 3; undefined where the master weights serve
+  Buffer compute_shard_;  // (N / shards): what is gathered from while the next step begins (overlap_param_gather)
+  UnitGradients gradients_;
   Buffer gradient_shard_;  // f32 (N / shards), from stage 1 on
   Buffer square_sum_;      // f64 (1): of the gradients
   Buffer weight_amax_;     // f32 (units, kLayerMatrices): with fp8, of the weights as they are since the last update
@@ -125,10 +134,8 @@ class ParameterStore final : public ParameterAccess {
   };
   std::vector<OpenUnit> open_;
   std::vector<bool> measured_;                // weight_amax_ holds the unit's
-  std::vector<Buffer> unit_gradient_;         // stages 2 and 3, while open
   std::unique_ptr<PendingGradient> pending_;  // stages 2 and 3: the last closed one
   std::vector<int64_t> uses_left_;  // stages 0 and 1: closes until a unit's gradient is complete; below 0: summed
-  std::vector<bool> begun_;         // stages 0 and 1: the unit's gradient holds something of this step
   std::vector<Work> reductions_;    // stages 0 and 1: started in this step
 };
 

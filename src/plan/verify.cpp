@@ -27,12 +27,15 @@ Gradients first_step_gradients(const Job& job) {
   Gradients result;
   run_job(job, [&](RankTrainer& trainer, World&) {
     trainer.initialise_weights();
-    const BatchTotals totals = trainer.accumulate_gradients(1);
-    const double norm = trainer.store().gradient_norm();
-    std::vector<float> gradients = trainer.whole_values(StateKind::gradients);
-    const bool agree = trainer.ranks_hold(StateKind::gradients, gradients);
+    std::vector<float> gradients;
+    bool agree = true;
+    const StepReport report = trainer.train_step(1, false, [&] {
+      gradients = trainer.whole_values(StateKind::gradients);
+      agree = trainer.ranks_hold(StateKind::gradients, gradients);
+    });
     if (trainer.context().rank != 0) return;
-    result = {.loss = totals.loss, .norm = norm, .flat = std::move(gradients), .ranks_agree = agree};
+    result = {
+        .loss = report.totals.loss, .norm = report.gradient_norm, .flat = std::move(gradients), .ranks_agree = agree};
   });
   return result;
 }

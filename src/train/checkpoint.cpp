@@ -219,13 +219,13 @@ namespace {
 
 // Copies what this rank holds of a kind from the checkpoint into the store.
 void read_kind(CheckpointReader& reader, RankTrainer& trainer, const StoredKind& kind) {
-  const Tensor state = trainer.store().state(kind.kind);
-  if (!state.defined()) return;
+  if (!trainer.store().state(kind.kind).defined()) return;
   for (const Parameter& parameter : trainer.parameters().parameters()) {
-    const HeldRange held = trainer.store().held(parameter);
-    if (held.length() == 0) continue;
-    HostFilled values(*trainer.context().device, state.slice(0, held.at, held.at + held.length()));
-    reader.read(kind.prefix + parameter.name, parameter, held, values.tensor().data<float>());
+    const Tensor held = trainer.store().held_values(kind.kind, parameter);
+    if (!held.defined()) continue;
+    HostFilled values(*trainer.context().device, held);
+    reader.read(kind.prefix + parameter.name, parameter, trainer.store().held(parameter),
+                values.tensor().data<float>());
     values.send();
   }
 }

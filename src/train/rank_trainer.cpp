@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 
+#include "device/host_access.h"
 #include "model/transformer.h"
 #include "optim/schedule.h"
 #include "train/model_share.h"
@@ -20,27 +21,6 @@ Communicator* make_embedding_group(const Config& config, RankContext& context, c
   return &context.add_group({ranks.front(), ranks.back()}, Dimension::pp);
 }
 
-// Calls body(parameter, section, run, elements of the run) for all that a unit holds.
-template <typename Body>
-void for_each_element_run(const ParameterTable& table, const ParameterUnit& unit, const Tensor& flat, Body&& body) {
-  for (const Parameter& parameter : table.parameters_of(unit)) {
-    const float* part = flat.data<float>() + parameter.offset - unit.begin;
-    for (const Section& section : parameter.sections)
-      for (const ElementRun& run : element_runs(parameter, section))
-        body(parameter, section, run, part + run.part_begin);
-  }
-}
-
-void copy_owned(const ParameterTable& table, const ParameterUnit& unit, const Tensor& flat, const ParameterTable& whole,
-                std::vector<float>& values) {
-  for_each_element_run(
-      table, unit, flat,
-      [&](const Parameter& parameter, const Section& section, const ElementRun& run, const float* part) {
-        float* target = values.data() + whole.find(parameter.name).offset + run.whole_begin;
-        if (section.owned) std::copy_n(part, run.length, target);
-      });
-}
-
 }  // namespace
 
 RankTrainer::RankTrainer(const Config& config, const ResolvedSizes& sizes, RankContext& context, const Dataset* dataset,
@@ -54,7 +34,9 @@ RankTrainer::RankTrainer(const Config& config, const ResolvedSizes& sizes, RankC
       table_(config.model, model_share(config, sizes, links_.stage(), context.group(Dimension::tp).rank())),
       embedding_group_(make_embedding_group(config, context, links_)),
       store_(config, table_, context,
-             kind == RunKind::train ? ParameterStore::Use::training : ParameterStore::Use::inference, embedding_group_),
+             kind == RunKind::train ? ParameterStore::Use::training : ParameterStore::Use::inference,
+             kind == RunKind::train && train_passes() > 1 ? GradientPlace::resident : GradientPlace::taken_when_opened,
+             embedding_group_),
       layout_(sequence_layout_of(config)),
       tensor_(context.group(Dimension::tp), config.parallel.sequence_parallel),
       attention_(config, context, layout_),
@@ -86,18 +68,42 @@ std::vector<Row> RankTrainer::longest_rows() const {
   return std::vector<Row>(static_cast<size_t>(config_.training.micro_batch_size), row);
 }
 
-void RankTrainer::record_pass() {
+void RankTrainer::run_step(int64_t passes, const std::function<void(int64_t)>& run_pass,
+                           const std::function<void()>& finish) {
+  const bool one_program = train_passes() == 1;
   store_.begin_step(sizes_.micro_batches);
-  const ProgramScope program(*context_.arena, "train");
   layers_.dropout = true;
-  pass_.train(
-      links_.stages() == 1 ? 1 : sizes_.micro_batches, [&](int64_t) { return longest_rows(); }, 1.0);
-  store_.finish_pass();
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    const ProgramScope program(*context_.arena, "train");
+    run_pass(pass);
+    store_.finish_pass();
+    if (one_program) finish();
+  }
+  if (one_program) return;
+  const ProgramScope program(*context_.arena, "update");
+  finish();
+}
+
+void RankTrainer::record_step(const std::function<void()>& after_pass) {
+  const auto run_pass = [&](int64_t) {
+    pass_.train(
+        sizes_.micro_batches / train_passes(), [&](int64_t) { return longest_rows(); }, 1.0);
+  };
+  run_step(1, run_pass, [&] {
+    after_pass();
+    finish_recorded_step();
+  });
 }
 
 void RankTrainer::record_update() {
+  const ProgramScope program(*context_.arena, "update");
+  finish_recorded_step();
+}
+
+void RankTrainer::finish_recorded_step() {
   store_.reduce_gradients();
   store_.update(1, 0);
+  store_.release_gradients();
 }
 
 void RankTrainer::record_state_visit() {
@@ -118,18 +124,6 @@ std::vector<Row> RankTrainer::micro_batch_rows(int64_t first, int64_t micro_batc
   std::vector<Row> rows;
   for (int64_t b = 0; b < B; ++b) rows.push_back(row_at(begin + b));
   return rows;
-}
-
-int64_t RankTrainer::run_passes(const PipelinePass::RowsOf& rows, double gradient_scale) {
-  layers_.dropout = true;
-  int64_t targets = 0;
-  for (int64_t pass = 0; pass < train_passes(); ++pass) {
-    const ProgramScope program(*context_.arena, "train");
-    const auto rows_of = [&](int64_t micro_batch) { return rows(pass + micro_batch); };
-    targets += pass_.train(sizes_.micro_batches / train_passes(), rows_of, gradient_scale);
-    store_.finish_pass();
-  }
-  return targets;
 }
 
 int64_t RankTrainer::evaluate_rows(const std::vector<Row>& rows) {
@@ -164,40 +158,44 @@ void RankTrainer::finish_totals(int64_t local_targets, bool& stop, std::string_v
   if (totals.targets > 0) totals.loss = sums[0] / static_cast<double>(totals.targets);
 }
 
-BatchTotals RankTrainer::accumulate_gradients(int64_t step) {
+StepReport RankTrainer::train_step(int64_t step, bool stop, const std::function<void()>& with_gradients) {
   const int64_t batch = config_.training.global_batch_size;
   const int64_t first = (step - 1) * batch;
   const auto row_at = [&](int64_t sample) { return row_of_sample(sample); };
-  BatchTotals totals;
+  StepReport report;
+  BatchTotals& totals = report.totals;
   for (int64_t sample = first; sample < first + batch; ++sample) add_row(row_at(sample), totals);
-  layers_.step = step;
-  store_.begin_step(sizes_.micro_batches);
   const double scale = totals.targets > 0 ? 1.0 / static_cast<double>(totals.targets) : 0.0;
+  layers_.step = step;
   clear_loss();
-  const int64_t targets =
-      run_passes([&](int64_t micro_batch) { return micro_batch_rows(first, micro_batch, row_at); }, scale);
-  context_.device->run_observed({.label = "sum gradients"}, [&] { store_.reduce_gradients(); });
-  finish_totals(targets, stop_asked_, "loss", totals);
-  return totals;
+  int64_t targets = 0;
+  const auto run_pass = [&](int64_t pass) {
+    const auto rows_of = [&](int64_t micro_batch) { return micro_batch_rows(first, pass + micro_batch, row_at); };
+    targets += pass_.train(sizes_.micro_batches / train_passes(), rows_of, scale);
+  };
+  run_step(train_passes(), run_pass, [&] {
+    context_.device->run_observed({.label = "sum gradients"}, [&] { store_.reduce_gradients(); });
+    finish_totals(targets, stop, "loss", totals);
+    if (with_gradients) with_gradients();
+    update(step, report);
+    store_.release_gradients();
+  });
+  report.stop_asked = stop;
+  return report;
 }
 
-StepReport RankTrainer::train_step(int64_t step, bool stop) {
-  stop_asked_ = stop;
-  StepReport report;
-  report.totals = accumulate_gradients(step);
-  report.stop_asked = stop_asked_;
+void RankTrainer::update(int64_t step, StepReport& report) {
   if (report.totals.targets == 0) {
     report.skipped = true;
     report.learning_rate = learning_rate(config_.optimizer, step);
-    return report;
+    return;
   }
-  UpdateResult update;
-  context_.device->run_observed({.label = "update"}, [&] { update = store_.update(step, updates_); });
-  report.gradient_norm = update.gradient_norm;
-  report.learning_rate = update.learning_rate;
-  report.skipped = update.skipped;
-  if (!update.skipped) ++updates_;
-  return report;
+  UpdateResult result;
+  context_.device->run_observed({.label = "update"}, [&] { result = store_.update(step, updates_); });
+  report.gradient_norm = result.gradient_norm;
+  report.learning_rate = result.learning_rate;
+  report.skipped = result.skipped;
+  if (!result.skipped) ++updates_;
 }
 
 BatchTotals RankTrainer::evaluate(Split split, int64_t batches, const std::function<bool()>& stop) {
@@ -233,29 +231,47 @@ std::vector<float> RankTrainer::next_token_logits(const Row& row) {
   return values;
 }
 
+template <typename Body>
+void RankTrainer::for_each_held_run(StateKind kind, Body&& body) const {
+  for (const Parameter& parameter : table_.parameters()) {
+    const Tensor held = store_.held_values(kind, parameter);
+    if (!held.defined()) continue;
+    const HostValues values(*context_.device, held);
+    const HeldRange range = store_.held(parameter);
+    for (const Section& section : parameter.sections)
+      for (const ElementRun& run : element_runs(parameter, section)) {
+        const int64_t begin = std::max(run.part_begin, range.part_begin);
+        const int64_t end = std::min(run.part_begin + run.length, range.part_end);
+        if (begin >= end) continue;
+        const float* first = values.tensor().data<float>() + begin - range.part_begin;
+        body(parameter, section, run.whole_begin + begin - run.part_begin,
+             std::span(first, static_cast<size_t>(end - begin)));
+      }
+  }
+}
+
 std::vector<float> RankTrainer::whole_values(StateKind kind) {
+  if (!store_.has(kind)) return {};
   const ParameterTable whole(config_.model);
-  std::vector<float> values;
-  const bool counts = context_.group(Dimension::dp_cp).rank() == 0;
-  store_.visit_units(kind, [&](const ParameterUnit& unit, const Tensor& flat) {
-    values.resize(static_cast<size_t>(whole.flat_elements()));
-    if (counts) copy_owned(table_, unit, flat, whole, values);
+  std::vector<float> values(static_cast<size_t>(whole.flat_elements()));
+  const bool counts = store_.sharded() || context_.group(Dimension::dp_cp).rank() == 0;
+  for_each_held_run(kind, [&](const Parameter& parameter, const Section& section, int64_t at, auto held) {
+    if (counts && section.owned) std::copy(held.begin(), held.end(), &values[whole.find(parameter.name).offset + at]);
   });
   const Tensor view(values.data(), DType::f32, {std::ssize(values)});
-  if (!values.empty()) context_.group(Dimension::world).all_reduce(view, "whole values").wait();
+  context_.group(Dimension::world).all_reduce(view, "whole values").wait();
   return values;
 }
 
 bool RankTrainer::ranks_hold(StateKind kind, const std::vector<float>& whole) {
   const ParameterTable whole_table(config_.model);
   double differences = 0;
-  store_.visit_units(kind, [&](const ParameterUnit& unit, const Tensor& flat) {
-    for_each_element_run(
-        table_, unit, flat, [&](const Parameter& parameter, const Section&, const ElementRun& run, const float* part) {
-          const float* expected = whole.data() + whole_table.find(parameter.name).offset + run.whole_begin;
-          for (int64_t i = 0; i < run.length; ++i)
-            if (!(part[i] == expected[i]) && !(std::isnan(part[i]) && std::isnan(expected[i]))) ++differences;
-        });
+  for_each_held_run(kind, [&](const Parameter& parameter, const Section&, int64_t at, auto held) {
+    const float* expected = &whole[whole_table.find(parameter.name).offset + at];
+    for (float value : held) {
+      if (!(value == *expected) && !(std::isnan(value) && std::isnan(*expected))) ++differences;
+      ++expected;
+    }
   });
   context_.group(Dimension::world).all_reduce(Tensor(&differences, DType::f64, {1}), "differing copies").wait();
   return differences == 0;

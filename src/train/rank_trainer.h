@@ -5,6 +5,9 @@
 // The loss of a step is the sum of cross-entropy over all targets of the global batch divided by their number. The
 // number follows from the rows alone, so every rank scales by it before the backward and gradients are summed over
 // ranks once, in fp32, with no means to be averaged.
+//
+// A step's programs are its passes, "train", and what follows them, "update". Where there is but one pass both are one
+// program: gradients then live in it and not beyond (optim/unit_gradients.h).
 #pragma once
 
 #include <cstdint>
@@ -51,9 +54,10 @@ class RankTrainer {
   RankTrainer(const Config& config, const ResolvedSizes& sizes, RankContext& context, const Dataset* dataset,
               RunKind kind);
 
-  // On the dry device: run each part of a step once, so that its memory and cost are recorded. record_pass runs what
-  // train_passes() counts in a step.
-  void record_pass();
+  // On the dry device: run each part of a step once, so that its memory and cost are recorded. record_step runs one
+  // pass of those that train_passes() counts, calls `after_pass`, and runs what follows the passes; record_update that
+  // alone.
+  void record_step(const std::function<void()>& after_pass);
   void record_update();
   void record_state_visit();
   void record_evaluation();
@@ -64,10 +68,9 @@ class RankTrainer {
   // Passes of a step: one for each micro-batch, or one for all of them where a pipeline works on several at a time.
   int64_t train_passes() const { return links_.stages() == 1 ? sizes_.micro_batches : 1; }
 
-  // Gradients of step `step` (from 1) into the store, summed over ranks.
-  BatchTotals accumulate_gradients(int64_t step);
-  // accumulate_gradients and the update. `stop` is this rank's wish to stop.
-  StepReport train_step(int64_t step, bool stop);
+  // Step `step` (from 1): gradients, summed over ranks, and the update. `stop` is this rank's wish to stop.
+  // `with_gradients` is called between the two, when the store holds the step's gradients.
+  StepReport train_step(int64_t step, bool stop, const std::function<void()>& with_gradients = {});
   // Mean loss over the first `batches` global batches of a split, read in order; fewer when the split is shorter.
   // `stop` is asked between batches, on every rank at the same place, and must answer alike: true ends there.
   BatchTotals evaluate(Split split, int64_t batches, const std::function<bool()>& stop = {});
@@ -80,7 +83,7 @@ class RankTrainer {
   // Every parameter's values of a kind, whole and on every rank, as the table of one rank lays them out. Collective;
   // for comparisons: it holds the whole model. Empty for a kind that there is none of.
   std::vector<float> whole_values(StateKind kind);
-  // Whether every rank holds these very values in all its copies (NaN equals NaN). Collective.
+  // Whether what every rank holds of them is these very values (NaN equals NaN). Collective.
   bool ranks_hold(StateKind kind, const std::vector<float>& whole);
   int64_t updates() const { return updates_; }
   void set_updates(int64_t updates) { updates_ = updates; }
@@ -95,7 +98,13 @@ class RankTrainer {
   // batch's rows by number.
   template <typename RowAt>
   std::vector<Row> micro_batch_rows(int64_t first, int64_t micro_batch, RowAt&& row_at) const;
-  int64_t run_passes(const PipelinePass::RowsOf& rows, double gradient_scale);
+  // The programs of a step with so many passes.
+  void run_step(int64_t passes, const std::function<void(int64_t pass)>& run_pass, const std::function<void()>& finish);
+  void finish_recorded_step();
+  void update(int64_t step, StepReport& report);
+  // Calls body(parameter, section, first element of the whole, values) for all runs of elements that this rank holds.
+  template <typename Body>
+  void for_each_held_run(StateKind kind, Body&& body) const;
   int64_t evaluate_rows(const std::vector<Row>& rows);
   void add_row(const Row& row, BatchTotals& totals) const;
   void clear_loss();
@@ -121,7 +130,6 @@ class RankTrainer {
   PipelinePass pass_;
   std::optional<Sampler> sampler_;
   int64_t updates_ = 0;
-  bool stop_asked_ = false;
 };
 
 }  // namespace farspan

@@ -26,19 +26,31 @@ class OpSum : public OpObserver {
   std::array<OpTotals, kOpClasses> ops{};
 };
 
-// Runs `body` and returns what it cost.
-template <typename Body>
-PhaseCost measure(RankContext& context, Body&& body) {
-  OpSum sum;
-  context.observe_ops(&sum);
-  context.reset_traffic();
-  body();
-  context.observe_ops(nullptr);
-  PhaseCost cost;
-  cost.ops = sum.ops;
-  for (size_t i = 0; i < cost.traffic.size(); ++i) cost.traffic[i] = context.traffic(static_cast<Dimension>(i));
-  return cost;
-}
+// What a rank's ops and links cost, from its making on.
+class CostMeter {
+ public:
+  explicit CostMeter(RankContext& context) : context_(context) { start(); }
+  ~CostMeter() { context_.observe_ops(nullptr); }
+  CostMeter(const CostMeter&) = delete;
+  CostMeter& operator=(const CostMeter&) = delete;
+  // Since the making, or the last call.
+  PhaseCost read() {
+    PhaseCost cost;
+    cost.ops = sum_.ops;
+    for (size_t i = 0; i < cost.traffic.size(); ++i) cost.traffic[i] = context_.traffic(static_cast<Dimension>(i));
+    start();
+    return cost;
+  }
+
+ private:
+  void start() {
+    sum_ = {};
+    context_.observe_ops(&sum_);
+    context_.reset_traffic();
+  }
+  RankContext& context_;
+  OpSum sum_;
+};
 
 // To the cost of one of the equal `parts`.
 void divide(PhaseCost& cost, int64_t parts) {
@@ -94,9 +106,10 @@ RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int ran
   RankRecord record;
   on_dry_rank(config, sizes, rank, kind, [&](RankTrainer& trainer, RankContext& context) {
     if (kind == RunKind::train) {
-      record.micro_batch = measure(context, [&] { trainer.record_pass(); });
+      CostMeter meter(context);
+      trainer.record_step([&] { record.micro_batch = meter.read(); });
+      record.update = meter.read();
       divide(record.micro_batch, sizes.micro_batches / trainer.train_passes());
-      record.update = measure(context, [&] { trainer.record_update(); });
       trainer.record_state_visit();
     }
     if (kind == RunKind::evaluate || (kind == RunKind::train && config.training.eval_iters > 0))
@@ -121,7 +134,9 @@ ShardUpdate shard_update(const Config& config, const ResolvedSizes& sizes, int r
   ShardUpdate update;
   update.rank = rank;
   on_dry_rank(config, sizes, rank, RunKind::train, [&](RankTrainer& trainer, RankContext& context) {
-    update.cost = measure(context, [&] { trainer.record_update(); });
+    CostMeter meter(context);
+    trainer.record_update();
+    update.cost = meter.read();
     update.recorded = context.arena->recorded();
   });
   return update;

@@ -234,8 +234,7 @@ DecayStep step_without_gradient(const Config& config, int64_t step, const std::s
     trainer.initialise_weights();
     if (!load.empty()) load_checkpoint(find_checkpoint(load), trainer, CheckpointParts::everything);
     result.before = copy_of(trainer, StateKind::weights);
-    trainer.store().begin_step(1);
-    trainer.store().update(step, trainer.updates());
+    trainer.train_step(step, false, [&] { set_gradients(trainer, 0); });
     result.after = copy_of(trainer, StateKind::weights);
     if (!save.empty())
       save_checkpoint(save, trainer,

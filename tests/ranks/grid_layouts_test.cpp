@@ -71,6 +71,23 @@ TEST(GridLayouts, ZeroStages) {
                                           {.cp = 2, .dp = 2, .zero = zero, .overlap = overlap}});
 }
 
+// A micro-batch a step: gradients live in the step's program alone. Of one rank alone there are two passes a step.
+TEST(GridLayouts, StepsOfOnePass) {
+  Config config = grid_model();
+  config.model.num_query_groups = 1;
+  config.model.add_qkv_bias = true;
+  config.model.qk_layernorm = true;
+  config.training.global_batch_size = 2;
+  for (bool untied : {false, true})
+    for (bool overlap : {false, true})
+      for (int64_t zero : {0, 1, 2, 3}) {
+        config.model.untie_embeddings_and_output_weights = untied;
+        expect_like_one_rank(config, {{.dp = 2, .zero = zero, .overlap = overlap},
+                                      {.tp = 2, .sp = true, .dp = 2, .zero = zero, .overlap = overlap},
+                                      {.cp = 2, .pp = 2, .dp = 2, .zero = zero, .overlap = overlap}});
+      }
+}
+
 TEST(GridLayouts, Pipeline) {
   expect_like_one_rank(grid_model(), {{.pp = 2}, {.pp = 4}, {.pp = 3}, {.pp = 2, .virtual_layers = 1}});
 }

@@ -72,6 +72,7 @@ void set_losses(RankTrainer& trainer, const std::vector<double>& losses) {
 TEST(Loss, B063_SumsAreDividedNotMeansAveraged) {
   Config config = model_m(12);
   config.model.norm_epsilon = 1e-12;
+  config.optimizer.lr = 0;
   config.parallel.cp_layout = CpLayout::contiguous;
   const auto loss_of = [](const Config& layout, const std::vector<std::vector<int64_t>>& lengths) {
     const Job job = training_job(layout, 2, std::make_shared<RepeatedTokens>(lengths, 257));
@@ -79,7 +80,7 @@ TEST(Loss, B063_SumsAreDividedNotMeansAveraged) {
     std::optional<double> evaluated;
     run_job(job, [&](RankTrainer& trainer, World&) {
       set_losses(trainer, {2, 9});
-      const BatchTotals of_batch = trainer.accumulate_gradients(1);
+      const BatchTotals of_batch = trainer.train_step(1, false).totals;
       const BatchTotals of_split = trainer.evaluate(Split::train, 1);
       if (trainer.context().rank != 0) return;
       totals = of_batch;
@@ -139,6 +140,17 @@ TEST(Loss, B057_ABatchWithoutTargetsMovesNothingAndReportsNoLoss) {
   for (float weight : none.weights) EXPECT_TRUE(std::isfinite(weight));
   config.optimizer.lr = 0;
   EXPECT_EQ(none.weights, train(with_cp(config, 2), 2, rows({{12}})).weights) << "the start, untouched";
+}
+
+TEST(Loss, TrainingGoesOnAfterABatchWithoutTargets) {
+  for (int64_t zero_stage : {0, 1, 2, 3}) {
+    Config config = with_cp(model_m(12), 2);
+    config.parallel.zero_stage = zero_stage;
+    const Outcome outcome = train(config, 2, rows({{12}, {12}}, {0}), 4);
+    const auto skipped = [](const StepReport& step) { return step.skipped; };
+    EXPECT_EQ(std::count_if(outcome.steps.begin(), outcome.steps.end(), skipped), 2) << "ZeRO " << zero_stage;
+    for (size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(outcome.highest_bytes[rank], outcome.plans[rank].peak_bytes);
+  }
 }
 
 TEST(Loss, B032_ARankThatHoldsOnlyPaddingTakesPart) {
@@ -335,28 +347,32 @@ TEST(Loss, B111_EveryBatchSizeGivesTheGradientsOfItsRows) {
   }
 }
 
+// Whether the gradients lie in the step's program (a batch of one row), or are resident.
 TEST(Optimizer, B077_AGradientThatIsNotFiniteSkipsTheStepAndAHugeOneDoesNot) {
-  Config config = model_m(12);
-  config.optimizer.clip_grad = 1;
-  const Job job = training_job(config, 1, one_document_rows(1, 12));
-  run_job(job, [&](RankTrainer& trainer, World&) {
-    trainer.initialise_weights();
-    ParameterStore& store = trainer.store();
-    const std::vector<float> before = copy_of(trainer, StateKind::weights);
-    const auto update = [&](float value) {
-      store.begin_step(1);
-      copy_to_device(*trainer.context().device, &value, store.state(StateKind::gradients).data<float>() + 3,
-                     sizeof(value));
-      return store.update(1, 0);
-    };
-    EXPECT_TRUE(update(std::numeric_limits<float>::infinity()).skipped);
-    EXPECT_TRUE(update(std::numeric_limits<float>::quiet_NaN()).skipped);
-    EXPECT_EQ(copy_of(trainer, StateKind::weights), before);
-    const UpdateResult huge = update(2e22f);
-    EXPECT_FALSE(huge.skipped);
-    EXPECT_NEAR(huge.gradient_norm / 2e22, 1, 1e-6);
-    EXPECT_NEAR(copy_of(trainer, StateKind::weights)[3], before[3] - 0.1, 1e-5) << "clipped to norm 1, lr 0.1";
-  });
+  for (int64_t batch : {1, 2}) {
+    SCOPED_TRACE(batch);
+    Config config = model_m(12);
+    config.optimizer.clip_grad = 1;
+    config.training.global_batch_size = batch;
+    const Job job = training_job(config, 1, one_document_rows(8, 12));
+    run_job(job, [&](RankTrainer& trainer, World&) {
+      trainer.initialise_weights();
+      const std::vector<float> before = copy_of(trainer, StateKind::weights);
+      int64_t step = 0;
+      const auto step_with = [&](float gradient) {
+        return trainer.train_step(++step, false, [&] { set_gradients(trainer, gradient); });
+      };
+      EXPECT_TRUE(step_with(std::numeric_limits<float>::infinity()).skipped);
+      EXPECT_TRUE(step_with(std::numeric_limits<float>::quiet_NaN()).skipped);
+      EXPECT_EQ(copy_of(trainer, StateKind::weights), before);
+      EXPECT_EQ(trainer.updates(), 0);
+      const StepReport huge = step_with(2e22f);
+      EXPECT_FALSE(huge.skipped);
+      EXPECT_NEAR(huge.gradient_norm / 2e22, 1, 1e-6);
+      EXPECT_NEAR(copy_of(trainer, StateKind::weights)[0], before[0] - 0.1, 1e-5) << "clipped to norm 1, lr 0.1";
+      EXPECT_EQ(trainer.updates(), 1);
+    });
+  }
 }
 
 TEST(Optimizer, B073_DecayFallsOnMatricesOnly) {
@@ -370,8 +386,7 @@ TEST(Optimizer, B073_DecayFallsOnMatricesOnly) {
   run_job(job, [&](RankTrainer& trainer, World&) {
     trainer.initialise_weights();
     const std::vector<float> before = copy_of(trainer, StateKind::weights);
-    trainer.store().begin_step(1);
-    trainer.store().update(1, 0);
+    trainer.train_step(1, false, [&] { set_gradients(trainer, 0); });
     const std::vector<float> after = copy_of(trainer, StateKind::weights);
     for (const Parameter& parameter : trainer.parameters().parameters()) {
       const bool matrix = parameter.shape.rank() == 2;

@@ -130,7 +130,42 @@ TEST(MemoryPlan, B109_MicroBatchesDoNotAddUp) {
     config.training.global_batch_size = batch;
     return make_job(config, 1, RunKind::train, one_document_rows(16, 64)).records[0].memory->peak_bytes;
   };
-  EXPECT_EQ(peak(16), peak(1));
+  EXPECT_EQ(peak(16), peak(2));
+  EXPECT_LT(peak(1), peak(2)) << "gradients of one micro-batch come as kept activations go";
+}
+
+// 16 layers that each keep more than their gradient: at the peak there are the gradients of the head and of a layer.
+TEST(MemoryPlan, GradientsOfOnePassAndKeptActivationsDoNotAddUp) {
+  Config config = model_m(1024);
+  config.model.num_layers = 16;
+  for (Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+    config.memory.recompute_granularity = recompute;
+    for (int64_t pipeline : {1, 2}) {
+      for (int64_t zero_stage : {0, 1}) {
+        SCOPED_TRACE(fmt::format("recompute {}, pp {}, ZeRO {}", static_cast<int>(recompute), pipeline, zero_stage));
+        config.parallel.pipeline_model_parallel_size = pipeline;
+        config.parallel.zero_stage = zero_stage;
+        const int64_t ranks = 2 * pipeline;  // dp 2
+        // Several micro-batches are several passes, but in a pipeline.
+        const auto plan = [&](int64_t micro_batches) {
+          config.training.global_batch_size = 2 * micro_batches;
+          const Job job = make_job(config, static_cast<int>(ranks), RunKind::train, JobData::none);
+          return *job.records[0].memory;
+        };
+        const MemoryPlan one = plan(1);
+        const int64_t gradients = largest(one, Purpose::gradients);
+        const int64_t shard = zero_stage == 1 ? gradients / 3 : 0;  // of the whole and a half
+        const int64_t layers = 16 / pipeline;
+        EXPECT_EQ(one.peak_program, "train");
+        EXPECT_LT(one.by_purpose[static_cast<size_t>(Purpose::gradients)] - shard, (gradients - shard) * 4 / layers);
+        EXPECT_LE(one.programs.front().end, one.programs.front().live_peak * 101 / 100);
+        if (pipeline == 1) {
+          EXPECT_EQ(largest(plan(2), Purpose::gradients), gradients);
+          EXPECT_GT(plan(2).peak_bytes, one.peak_bytes + (gradients - shard) / 2);
+        }
+      }
+    }
+  }
 }
 
 // One allocation of a size that no document decides: nothing can be split, and nothing grows.

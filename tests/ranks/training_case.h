@@ -138,6 +138,18 @@ inline std::vector<float> copy_of(RankTrainer& trainer, StateKind kind) {
   return std::vector<float>(flat.tensor().data<float>(), flat.tensor().data<float>() + flat.tensor().numel());
 }
 
+// Gradients that are zero but for the first element of the first parameter held.
+inline void set_gradients(RankTrainer& trainer, float first) {
+  Device& device = *trainer.context().device;
+  bool is_first = true;
+  for (const Parameter& parameter : trainer.parameters().parameters()) {
+    const Tensor gradient = trainer.store().held_values(StateKind::gradients, parameter);
+    if (!gradient.defined()) continue;
+    fill(device, gradient, 0);
+    if (std::exchange(is_first, false)) copy_to_device(device, &first, gradient.raw(), sizeof(first));
+  }
+}
+
 // A training job of one thread a rank: on data this small several would wait for one another longer than they work,
 // the more so where another program holds one of their cores.
 inline Job training_job(const Config& config, int ranks, const std::shared_ptr<const Dataset>& dataset,
@@ -160,11 +172,12 @@ inline Outcome train(const Config& config, int ranks, const std::shared_ptr<cons
     std::vector<float> gradients;
     bool agree = true;
     for (int64_t step = 1; step <= steps; ++step) {
-      const StepReport report = trainer.train_step(step, false);
+      const StepReport report = trainer.train_step(step, false, [&] {
+        if (step > 1) return;
+        gradients = trainer.whole_values(StateKind::gradients);
+        agree = trainer.ranks_hold(StateKind::gradients, gradients);
+      });
       if (rank == 0) outcome.steps.push_back(report);
-      if (step > 1) continue;
-      gradients = trainer.whole_values(StateKind::gradients);
-      agree = trainer.ranks_hold(StateKind::gradients, gradients);
     }
     std::vector<float> weights = trainer.whole_values(StateKind::weights);
     agree = trainer.ranks_hold(StateKind::weights, weights) && agree;
