@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,19 @@ std::vector<VisibleRun> documents(int64_t n, int64_t length) {
   std::vector<VisibleRun> runs;
   for (int64_t begin = 0; begin < n; begin += length)
     runs.push_back({.first = begin, .count = std::min(length, n - begin), .lo = begin, .hi = begin + 1, .hi_step = 1});
+  return runs;
+}
+
+// Of exponential lengths, as texts have.
+std::vector<VisibleRun> mixed_documents(int64_t n, int64_t mean) {
+  std::mt19937 random(11);
+  std::exponential_distribution<double> length(1.0 / static_cast<double>(mean));
+  std::vector<VisibleRun> runs;
+  for (int64_t begin = 0; begin < n;) {
+    const int64_t count = std::min(n - begin, 64 + static_cast<int64_t>(length(random)));
+    runs.push_back({.first = begin, .count = count, .lo = begin, .hi = begin + 1, .hi_step = 1});
+    begin += count;
+  }
   return runs;
 }
 
@@ -171,6 +185,9 @@ int run(const std::string& wanted, double seconds) {
     for (const int64_t length : {512, 1024, 8000})
       cases.push_back({"documents of " + std::to_string(length) + " in 32K" + suffix, 32768, heads, kv_heads, head_dim,
                        documents(32768, length)});
+    for (const int64_t mean : {512, 1024, 2048, 8192})
+      cases.push_back({"documents of " + std::to_string(mean) + " on average in 32K" + suffix, 32768, heads, kv_heads,
+                       head_dim, mixed_documents(32768, mean)});
     if (head_dim > 128) continue;
     for (const int64_t n : {int64_t{8192}, int64_t{32768}})
       cases.push_back({"causal " + std::to_string(n / 1024) + "K behind as many" + suffix, n, heads, kv_heads, head_dim,

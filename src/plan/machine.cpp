@@ -41,21 +41,22 @@ struct GpuRates {
 };
 
 // In bf16 what a GPU keeps up for seconds, its power being what limits it; measured on one H200 of 700 W, bursts of
-// milliseconds are up to a fifth faster. fp32, link and network rates were not measured: most of what plain fp32
-// instructions can do, most of NVLink's 450 GB/s each way, and a 400 Gbit/s adapter for each GPU.
+// milliseconds are up to a fifth faster. The link: what NCCL brings a rank of two in exchanges of 64 to 256 MiB (268 to
+// 303 GB/s of NVLink's 450). fp32 and network rates were not measured: most of what plain fp32
+// instructions can do, and a 400 Gbit/s adapter for each GPU.
 constexpr std::array kGpus = {
     GpuRates{.name = "NVIDIA H200",
              .peak_flops_bf16 = 989e12,
              .gemm_flops_bf16 = 640e12,
              .gemm_flops_fp8 = 1080e12,
-             .heads_of_64 = {.forward = 430e12, .backward = 400e12},
-             .heads_of_128 = {.forward = 545e12, .backward = 520e12},
+             .heads_of_64 = {.forward = 490e12, .backward = 425e12},
+             .heads_of_128 = {.forward = 590e12, .backward = 520e12},
              .peak_flops_fp32 = 67e12,
              .gemm_flops_fp32 = 50e12,
              .attention_flops_fp32 = 20e12,
              .copy_bandwidth = 4270e9,
              .host_bandwidth = 55e9,
-             .link_bandwidth = 360e9,
+             .link_bandwidth = 300e9,
              .network_bandwidth = 50e9},
 };
 

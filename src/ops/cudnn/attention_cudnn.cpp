@@ -160,6 +160,10 @@ class GraphCall {
   const AttentionGraph* graph_ = nullptr;
 };
 
+// Documents of different lengths take several calls of cuDNN, each of which ends in a wave of its own; the own kernels
+// take them in one. Where a query sees this many keys on average they are faster.
+constexpr int64_t kLongDocuments = 1024;
+
 // Forward of a block, as calls of cuDNN and merges of their results into the state. Results go straight to the caller
 // where they are all that a query has seen so far and the caller wants them in bf16, else through scratch.
 class ForwardCalls {
@@ -172,6 +176,9 @@ class ForwardCalls {
     if (!refusal_.empty()) return;
     plan_ = plan_block(call.block, Pass::forward);
     refusal_ = plan_.refusal;
+    if (plan_.documents.size() > 1 && call.block.visible_pairs >= kLongDocuments * call.block.query.dim(0))
+      refusal_ = "documents of different lengths are left to the own kernels";
+    if (!refusal_.empty()) return;
     for (const RectangleCall& rectangle : plan_.rectangles) prepare(rectangle);
     if (!plan_.documents.empty()) prepare_documents();
   }
@@ -286,8 +293,8 @@ class BackwardCalls {
  public:
   BackwardCalls(Device& device, const AttentionBackward& call) : device_(device), call_(call) {
     plan_ = plan_gradients(device, call.block);
-    refusal_ = refusal_of_call();
-    if (refusal_.empty()) refusal_ = plan_.refusal;
+    refusal_ = plan_.refusal;
+    if (refusal_.empty()) refusal_ = refusal_of_call();
     if (!refusal_.empty()) return;
     for (const RectangleCall& rectangle : plan_.rectangles) prepare(rectangle);
   }

@@ -40,7 +40,9 @@ struct Rectangle {
   size_t first_segment = 0;
   size_t last_segment = 0;
   int64_t pairs = 0;
-  bool united = false;  // holds blocks of several sorts: queries' intervals are counted in its keys
+  // All of a row's spans and segments that have to do with each other: queries' intervals are counted in its keys.
+  bool united = false;
+  bool causal = false;  // united, and query i sees keys 0 to i
 };
 
 // One block: its queries, its keys as tokens of the key block, and its runs.
@@ -62,10 +64,10 @@ class Rectangles {
       join();
     else
       separate();
-    if (call.unites_blocks() && list_.size() > 1 && !std::all_of(list_.begin(), list_.end(), [&](const Rectangle& r) {
-          return all_visible(r) || ends_causally(r);
-        }))
-      unite();
+    if (!call.unites_blocks() || list_.size() <= 1) return;
+    const bool causal = is_causal();
+    const auto is_simple = [&](const Rectangle& r) { return all_visible(r) || ends_causally(r); };
+    if (causal || !std::all_of(list_.begin(), list_.end(), is_simple)) unite(causal);
   }
   const std::vector<Rectangle>& list() const { return list_; }
 
@@ -146,11 +148,28 @@ class Rectangles {
            positions(r.last_segment - 1) == span.queries.positions;
   }
 
+  // Whether the keys are those of the queries' own tokens, and each query sees all of them up to itself: wherever the
+  // tokens stand in the row, together they are one causal block.
+  bool is_causal() const {
+    if (spans().size() != keys_.segments.size()) return false;
+    for (size_t i = 0; i < spans().size(); ++i) {
+      const LocalSpan& queries = spans()[i].queries;
+      const std::vector<VisibleRun>& runs = spans()[i].runs;
+      const bool follows = i == 0 || spans()[i - 1].queries.local_begin + spans()[i - 1].queries.positions.length() ==
+                                         queries.local_begin;
+      if (!follows || queries.positions != positions(i) || runs.size() != 1 || runs[0].lo_step != 0 ||
+          runs[0].lo > positions(0).begin || runs[0].hi_step != 1 || runs[0].hi != queries.positions.begin + 1)
+        return false;
+    }
+    return true;
+  }
+
   // Makes one rectangle of all where none of the queries has been met, or each has.
-  void unite() {
+  void unite(bool causal) {
     Rectangle whole = list_[0];
     whole.pairs = 0;
     whole.united = true;
+    whole.causal = causal;
     for (const Rectangle& r : list_) {
       whole.first_span = std::min(whole.first_span, r.first_span);
       whole.last_span = std::max(whole.last_span, r.last_span);
@@ -204,6 +223,7 @@ BlockPart part_of(const AttentionCall& call, const KeyBlock& keys, const Rectang
       run.first += spans[span].queries.local_begin - first.local_begin;
       part.runs.push_back(run);
     }
+  if (r.causal) part.runs.push_back({.count = part.queries.tokens.length(), .hi = 1, .hi_step = 1});
   AttentionBlock& block = part.block;
   block.query = part.queries.of_heads(call.query);
   block.key = keys.key.slice(0, part.keys.begin, part.keys.end);

@@ -37,6 +37,17 @@ std::vector<Segment> cut(const std::vector<Segment>& segments, int64_t begin, in
   return piece;
 }
 
+// Piece `index` of `pieces` of the segments, as equal as whole cache lines of keys allow: of at most `capacity` tokens
+// if all of them have room.
+std::vector<Segment> piece_of(const std::vector<Segment>& segments, int64_t index, int64_t pieces, int64_t capacity) {
+  constexpr int64_t kMultiple = 128;
+  int64_t tokens = 0;
+  for (const Segment& segment : segments) tokens += segment.tokens();
+  const int64_t even = ceil_div(tokens, pieces);
+  const int64_t size = round_up(even, kMultiple) <= capacity ? round_up(even, kMultiple) : even;
+  return cut(segments, index * size, (index + 1) * size);
+}
+
 void add_parcel(std::vector<Parcel>& parcels, int peer, std::vector<Segment> segments) {
   if (!segments.empty()) parcels.push_back(parcel_of(peer, std::move(segments)));
 }
@@ -48,6 +59,31 @@ int64_t largest_need(const KeyNeeds& needs, int ranks, int hop, int64_t enough) 
   for (int reader = 0; reader < ranks && largest < enough; ++reader)
     largest = std::max(largest, needs.tokens(reader, (reader - hop + ranks) % ranks));
   return largest;
+}
+
+// The most tokens that any rank receives, or sends, if all of a pass travels at once; `enough` or more where there is
+// one of as many.
+int64_t largest_total(const KeyNeeds& needs, int ranks, int64_t enough) {
+  int64_t largest = 0;
+  std::vector<int64_t> sent(static_cast<size_t>(ranks));
+  for (int reader = 0; reader < ranks && largest < enough; ++reader) {
+    int64_t received = 0;
+    for (int owner = 0; owner < ranks; ++owner) {
+      if (owner == reader) continue;
+      const int64_t tokens = needs.tokens(reader, owner);
+      received += tokens;
+      sent[static_cast<size_t>(owner)] += tokens;
+      largest = std::max(largest, sent[static_cast<size_t>(owner)]);
+    }
+    largest = std::max(largest, received);
+  }
+  return largest;
+}
+
+// Key/value heads of a step, of `heads` in all: in as few and as equal steps as `capacity` tokens times heads allow.
+int64_t heads_of_step(int64_t heads, int64_t capacity, int64_t tokens) {
+  const int64_t most = std::clamp<int64_t>(tokens == 0 ? heads : capacity / tokens, 1, heads);
+  return ceil_div(heads, ceil_div(heads, most));
 }
 
 bool anybody_needs_anything(const KeyNeeds& needs, int ranks) {
@@ -79,8 +115,7 @@ ScheduleSizes all_gather_sizes(int64_t own_tokens, int ranks, const ContextAtten
   const int64_t limit = options.buffer_size > 0 ? options.buffer_size : held;
   int64_t heads = shape.kv_heads;
   while (heads > 1 && buffer_bytes(sizes(heads), shape, dtype, pass) > limit) --heads;
-  // As few steps, of as equal size as can be.
-  return sizes(ceil_div(shape.kv_heads, ceil_div(shape.kv_heads, heads)));
+  return sizes(heads_of_step(shape.kv_heads, heads, 1));
 }
 
 int64_t buffer_bytes(const ScheduleSizes& sizes, const ContextAttentionShape& shape, DType dtype, Pass pass) {
@@ -107,8 +142,8 @@ KeySchedule p2p_schedule(const AttentionCall& call) {
     const int64_t pieces = ceil_div(largest_need(needs, ranks, hop, own_tokens), piece);
     for (int64_t p = 0; p < pieces; ++p) {
       ExchangeStep step{fmt::format("hop {}.{}", hop, p), heads, {}, {}};
-      add_parcel(step.sends, target, cut(sent, p * piece, (p + 1) * piece));
-      add_parcel(step.receives, source, cut(received, p * piece, (p + 1) * piece));
+      add_parcel(step.sends, target, piece_of(sent, p, pieces, piece));
+      add_parcel(step.receives, source, piece_of(received, p, pieces, piece));
       schedule.steps.push_back(std::move(step));
     }
   }
@@ -122,10 +157,13 @@ KeySchedule all_gather_schedule(const AttentionCall& call, Pass pass, const AllG
       all_gather_sizes(call.rows.count() * call.local_length(), ranks, call.shape, call.dtype(), pass, options),
       {},
       true};
-  const int64_t group = schedule.sizes.heads;
-
   const KeyNeeds needs(call.rows, ranks);
   if (!anybody_needs_anything(needs, ranks)) return schedule;
+  // From `enough` tokens on there is no room for another head.
+  const int64_t enough = schedule.sizes.capacity / (schedule.sizes.heads + 1) + 1;
+  const int64_t group =
+      heads_of_step(call.shape.kv_heads, schedule.sizes.capacity,
+                    std::min(largest_total(needs, ranks, enough), schedule.sizes.capacity / schedule.sizes.heads));
   ExchangeStep whole;
   for (int hop = 1; hop < ranks; ++hop) {
     const int source = (me - hop + ranks) % ranks;

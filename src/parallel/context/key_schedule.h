@@ -8,9 +8,10 @@
 // does not exist.
 //
 //   p2p         step (hop h, piece): from rank r - h, to rank r + h (mod cp); all heads. What a hop needs is cut in
-//               pieces of at most a quarter of a rank's tokens, so that three small buffers hold all that travels.
+//               equal pieces of at most a quarter of a rank's tokens, so that three small buffers hold all that travels
+//               and no rank waits for another that has more to compute on a piece.
 //   all_gather  step (head group): from all ranks, to all ranks; some key/value heads at a time, so many that the
-//               buffers stay within a limit.
+//               buffers stay within a limit. Where the mask leaves out keys, there is room for more heads.
 //
 // The sizes of the buffers follow from layout and shape alone, never from the mask: memory is planned before data is
 // seen.
@@ -51,9 +52,9 @@ struct ScheduleSizes {
 enum class Pass { forward, backward };
 
 // Below this a piece is not worth the meeting of the ranks that it costs; on a GPU the result of each piece is added to
-// the running state by reading and writing that once, which costs 2 % of the time of a block of this many keys.
+// the running state by reading and writing that once, which costs 1 % of the time of a block of this many keys.
 inline constexpr int64_t kLeastPieceTokens = 256;
-inline constexpr int64_t kLeastPieceTokensOnGpu = 16384;
+inline constexpr int64_t kLeastPieceTokensOnGpu = 32768;
 
 // `own_tokens`: B s, tokens of all rows on one rank.
 ScheduleSizes p2p_sizes(int64_t own_tokens, int ranks, const ContextAttentionShape& shape,
