@@ -25,13 +25,14 @@ struct Case {
   std::string name;
   int64_t tokens, heads, kv_heads, head_dim;
   std::vector<VisibleRun> runs;
-  int64_t groups = 1;  // of heads, one call each: what the cores work on at a time shares more keys
-  int64_t before = 0;  // keys before the first query's own
+  int64_t groups = 1;     // of heads, one call each: what the cores work on at a time shares more keys
+  int64_t more_keys = 0;  // than queries
 
-  int64_t keys() const { return tokens + before; }
+  int64_t keys() const { return tokens + more_keys; }
 };
 
-std::vector<VisibleRun> full(int64_t n) { return {{.first = 0, .count = n, .lo = 0, .hi = n}}; }
+std::vector<VisibleRun> full_of(int64_t n, int64_t keys) { return {{.first = 0, .count = n, .lo = 0, .hi = keys}}; }
+std::vector<VisibleRun> full(int64_t n) { return full_of(n, n); }
 
 std::vector<VisibleRun> documents(int64_t n, int64_t length) {
   std::vector<VisibleRun> runs;
@@ -133,7 +134,8 @@ class Problem {
   }
 
   static int64_t bytes_of(const Case& c) {
-    return c.tokens * (c.head_dim * 16 * c.heads + 8 * c.heads + 16) + c.keys() * c.head_dim * 16 * c.kv_heads + 16 * 256;
+    return c.tokens * (c.head_dim * 16 * c.heads + 8 * c.heads + 16) + c.keys() * c.head_dim * 16 * c.kv_heads +
+           16 * 256;
   }
   Tensor take(DType dtype, const Shape& shape) {
     const Tensor tensor(static_cast<char*>(memory_.data()) + used_, dtype, shape);
@@ -189,6 +191,8 @@ int run(const std::string& wanted, double seconds) {
       cases.push_back({"documents of " + std::to_string(mean) + " on average in 32K" + suffix, 32768, heads, kv_heads,
                        head_dim, mixed_documents(32768, mean)});
     if (head_dim > 128) continue;
+    cases.push_back({"full 16K of 8K keys" + suffix, 16384, heads, kv_heads, head_dim, full_of(16384, 8192), 1, -8192});
+    cases.push_back({"full 8K of 16K keys" + suffix, 8192, heads, kv_heads, head_dim, full_of(8192, 16384), 1, 8192});
     for (const int64_t n : {int64_t{8192}, int64_t{32768}})
       cases.push_back({"causal " + std::to_string(n / 1024) + "K behind as many" + suffix, n, heads, kv_heads, head_dim,
                        causal_behind(n, n), 1, n});

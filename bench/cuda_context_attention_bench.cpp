@@ -4,12 +4,14 @@
 //   cuda_context_attention_bench [part of the cases' names] [seconds for each figure]
 //
 // What a rank receives is copied from noise on its own GPU, so a figure holds the blocks, the merges of their results,
-// the packing of what would travel and one local copy in a link's stead. Variants take turns, each for so long that the
-// GPU's power limit shows. A plain program: the benchmark library need not be where the GPU is.
+// the packing of what would travel and one local copy in a link's stead. Below it, by op, what a pass of all ranks
+// takes without those copies. Variants take turns, each for so long that the GPU's power limit shows. A plain program:
+// the benchmark library need not be where the GPU is.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -20,7 +22,7 @@
 #include "bench/cuda_attention_noise.h"
 #include "comm/communicator.h"
 #include "config/names.h"
-#include "ops/elementwise.h"
+#include "device/cuda/cuda.h"
 #include "parallel/balanced_layout.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/deal.h"
@@ -72,11 +74,10 @@ class NoiseCommunicator final : public Communicator {
  private:
   Work receive(const Tensor& to) const {
     if (noise_ == nullptr) return {};
-    const int64_t bytes = to.bytes();
-    for (int64_t begin = 0; begin < bytes; begin += noise_->bytes()) {
-      const Shape piece{std::min(noise_->bytes(), bytes - begin)};
-      cast(device_, Tensor(noise_->data(), DType::u8, piece),
-           Tensor(static_cast<char*>(to.raw()) + begin, DType::u8, piece));
+    for (int64_t begin = 0; begin < to.bytes(); begin += noise_->bytes()) {
+      const auto piece = static_cast<size_t>(std::min(noise_->bytes(), to.bytes() - begin));
+      FARSPAN_CUDA(cudaMemcpyAsync(static_cast<char*>(to.raw()) + begin, noise_->data(), piece,
+                                   cudaMemcpyDeviceToDevice, cuda::compute_stream(device_)));
     }
     return {};
   }
@@ -179,10 +180,35 @@ MemoryPlan plan_of(const Case& c, const Variant& v, int rank, int64_t noise_byte
   return arena.plan();
 }
 
+// Seconds by op.
+struct OpSeconds final : OpObserver {
+  std::map<std::string, double> seconds;
+  void on_op(const OpCost& cost, OpTime time) override { seconds[std::string(cost.op)] += time.seconds; }
+
+  std::string text() const {
+    std::string text;
+    for (const auto& [op, each] : seconds) {
+      char part[96];
+      std::snprintf(part, sizeof part, "%s%s %.2f", text.empty() ? "" : ", ", op.c_str(), each * 1e3);
+      text += part;
+    }
+    return text;
+  }
+};
+
 struct Seconds {
   double forward = 0;
   double backward = 0;
+  OpSeconds forward_ops, backward_ops;
 };
+
+template <typename Body>
+void observe(Device& device, OpSeconds& ops, Body&& body) {
+  device.observe(&ops);
+  body();
+  device.synchronize();
+  device.observe(nullptr);
+}
 
 // All ranks of a variant in turn: the sum of their times.
 Seconds measure(Device& device, const Noise& noise, const Case& c, const Variant& v, double seconds) {
@@ -201,6 +227,8 @@ Seconds measure(Device& device, const Noise& noise, const Case& c, const Variant
     }
     sum.forward += seconds_of(device, seconds, [&] { on_gpu.forward(arena); });
     sum.backward += seconds_of(device, seconds, [&] { on_gpu.backward(arena); });
+    observe(device, sum.forward_ops, [&] { on_gpu.forward(arena); });
+    observe(device, sum.backward_ops, [&] { on_gpu.backward(arena); });
     device.use_scratch(nullptr, 0);
   }
   return sum;
@@ -306,6 +334,7 @@ int run(const std::string& wanted, double seconds) {
           std::string(choice_name(v.layout)).c_str(), took.forward * 1e3, c.flops() / took.forward * 1e-12,
           took.forward / alone.forward, took.backward * 1e3, 2.5 * c.flops() / took.backward * 1e-12,
           took.backward / alone.backward);
+      std::printf("    ms: %s\n    ms: %s\n", took.forward_ops.text().c_str(), took.backward_ops.text().c_str());
       std::fflush(stdout);
     }
   }

@@ -90,11 +90,10 @@ int run(int ranks, double seconds) {
       const double reduce_scatter = rank.rate(from_others, seconds, [&](Communicator& group) {
         return group.reduce_scatter(sent, rank.piece(received), "reduce_scatter");
       });
-      const double all_reduce = rank.rate(2 * from_others, seconds,
-                                          [&](Communicator& group) { return group.all_reduce(received, "all_reduce"); });
-      const double all_to_all = rank.rate(from_others, seconds, [&](Communicator& group) {
-        return group.all_to_all(sent, received, "all_to_all");
-      });
+      const double all_reduce = rank.rate(
+          2 * from_others, seconds, [&](Communicator& group) { return group.all_reduce(received, "all_reduce"); });
+      const double all_to_all = rank.rate(
+          from_others, seconds, [&](Communicator& group) { return group.all_to_all(sent, received, "all_to_all"); });
       if (number == 0)
         std::printf("%12lld %10.1f %10.1f %14.1f %10.1f %10.1f\n", static_cast<long long>(bytes), exchange, all_gather,
                     reduce_scatter, all_reduce, all_to_all);

@@ -235,7 +235,8 @@ void mlp_layer_backward(const LayerContext& context, int64_t layer, const LayerT
     GatheredTokens normed = gathers.take(context, tiles, x, index, [&](const MlpTile& next) {
       if (!context.keep.layernorm) normalise(context, weights, next);
     });
-    if (!context.keep.mlp) project(context, {normed.wait(), tile.normed_amax}, weights.measured_gate_up(), tile.gate_up);
+    if (!context.keep.mlp)
+      project(context, {normed.wait(), tile.normed_amax}, weights.measured_gate_up(), tile.gate_up);
 
     Tensor d_projected = d_tile;
     if (dropped.taken()) {

@@ -322,6 +322,9 @@ TEST(ContextAttention, B018_ErrorDoesNotGrowWithTheRing) {
     const AttentionInputs inputs = random_inputs(c, dtype);
     const AttentionValues want = dense_oracle(c, inputs);
     constexpr double kFloor = 4 * 0x1p-24;
+    // On a GPU cuDNN rounds the gradients that a block adds (ops/cudnn/attention_cudnn.h); against a lone rank's one
+    // rounding that is seen, however many ranks there are.
+    const double growth = dtype == DType::bf16 && testing_cuda() ? 2 : 1.5;
     for (CpCommType comm_type : kCommTypes) {
       ValueErrors alone;
       for (int cp : {1, 2, 4, 8}) {
@@ -334,9 +337,9 @@ TEST(ContextAttention, B018_ErrorDoesNotGrowWithTheRing) {
         EXPECT_LE(e.largest(), dtype == DType::f32 ? kTolerance : 1e-2);  // bf16: half an ulp is 2e-3 of a value
         EXPECT_LE(e.out, 1.5 * alone.out + kFloor);
         EXPECT_LE(e.lse, 1.5 * alone.lse + kFloor);
-        EXPECT_LE(e.d_query, 1.5 * alone.d_query + kFloor);
-        EXPECT_LE(e.d_key, 1.5 * alone.d_key + kFloor);
-        EXPECT_LE(e.d_value, 1.5 * alone.d_value + kFloor);
+        EXPECT_LE(e.d_query, growth * alone.d_query + kFloor);
+        EXPECT_LE(e.d_key, growth * alone.d_key + kFloor);
+        EXPECT_LE(e.d_value, growth * alone.d_value + kFloor);
       }
     }
   }

@@ -27,7 +27,8 @@ void kernels_backward(Device& device, const AttentionBackward& call) {
   Tensor delta = call.delta;
   if (!delta.defined()) {
     char* const scratch = static_cast<char*>(device.scratch());
-    delta = Tensor(scratch + attention_kernel_backward_scratch(AttentionSizes(call.block)), DType::f32, call.lse.shape());
+    delta =
+        Tensor(scratch + attention_kernel_backward_scratch(AttentionSizes(call.block)), DType::f32, call.lse.shape());
     cuda::attention_delta(device, call.out, call.d_out, delta);
   }
   attention_kernel_backward(device, call.block, call.d_out, call.lse, delta, call.d_query_use, call.d_key_value_use,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// In which order a kernel's thread blocks take its tiles. A GPU starts blocks in the order of their numbers, each as soon
-// as there is room. Started last, a tile with much to do is waited for by all of them; so tiles with more to do come
-// first. Tiles of like work, within a factor of two, stand in the order of their tokens (queries from the last to the first)
-// and together head by head: neighbours share keys while these are in the cache.
+// In which order a kernel's thread blocks take its tiles. A GPU starts blocks in the order of their numbers, each as
+// soon as there is room. Started last, a tile with much to do is waited for by all of them; so tiles with more to do
+// come first. Tiles of like work, within a factor of two, stand in the order of their tokens (queries from the last to
+// the first) and together head by head: neighbours share keys while these are in the cache.
 #pragma once
 
 #include "ops/cuda/attention_arguments.h"

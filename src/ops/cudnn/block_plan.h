@@ -5,8 +5,8 @@
 // kRowTokens queries, each a causal call on the diagonal and a plain one for all keys before: on an H200 at 131072
 // tokens of 16:8 heads of 128, sustained, forward runs at 614 instead of 581 TFLOP/s and backward at 544 instead of
 // 532, in half the workspace. Gradients of a causal rectangle whose queries see more keys before their own take two
-// calls likewise: cuDNN's own mask for that shape is slower. Anything else takes batches of documents, at most kMostDocuments of like length each
-// (forward; their gradients are left to the own kernels).
+// calls likewise: cuDNN's own mask for that shape is slower. Anything else takes batches of documents, at most
+// kMostDocuments of like length each (forward; their gradients are left to the own kernels).
 #pragma once
 
 #include <cstdint>

@@ -419,9 +419,9 @@ void attend_backward(const AttentionCall& call, MetQueries& met, OutputGradient&
     attention_block_backward(
         call.device, part.block, gradient.out.defined() ? queries.of_heads(gradient.out) : Tensor(),
         queries.of_heads(gradient.d_out), queries.of_scalars(gradient.lse),
-        delta.defined() ? queries.of_scalars(delta) : Tensor(), d_query_use,
-        key_gradients.begin(rectangle), queries.of_heads(gradient.d_query),
-        d_key.slice(0, part.keys.begin, part.keys.end), d_value.slice(0, part.keys.begin, part.keys.end));
+        delta.defined() ? queries.of_scalars(delta) : Tensor(), d_query_use, key_gradients.begin(rectangle),
+        queries.of_heads(gradient.d_query), d_key.slice(0, part.keys.begin, part.keys.end),
+        d_value.slice(0, part.keys.begin, part.keys.end));
   });
   key_gradients.finish();
 }

@@ -84,11 +84,11 @@ class MetQueries {
 
 // What backward knows of the output, and where the queries' gradient grows.
 struct OutputGradient {
-  Tensor out;      // (B, s, A, D), the query's dtype; undefined where this rank does not have it
-  Tensor d_out;    // (B, s, A, D), the query's dtype
-  Tensor lse;      // (B, A, s) f32, of all keys
-  Tensor delta;    // (B, A, s) f32; on a GPU it may be undefined where `out` is not
-  Tensor d_query;  // (B, s, A, D) f32, written; with one block a row also the query's dtype
+  Tensor out;             // (B, s, A, D), the query's dtype; undefined where this rank does not have it
+  Tensor d_out;           // (B, s, A, D), the query's dtype
+  Tensor lse;             // (B, A, s) f32, of all keys
+  Tensor delta;           // (B, A, s) f32; on a GPU it may be undefined where `out` is not
+  Tensor d_query;         // (B, s, A, D) f32, written; with one block a row also the query's dtype
   bool has_delta = true;  // delta, where it is defined, holds values; else the first block that reads them writes them
 };
 
