@@ -206,7 +206,7 @@ template <typename Body>
 void observe(Device& device, OpSeconds& ops, Body&& body) {
   device.observe(&ops);
   body();
-  device.synchronize();
+  device.report_timings();
   device.observe(nullptr);
 }
 

@@ -303,6 +303,26 @@ TEST(ContextAttentionCost, TheGatherStaysWithinItsLimit) {
   }
 }
 
+// Where documents end near the ranks' borders few keys travel, and all heads of them at once.
+TEST(ContextAttentionCost, AGatherOfFewKeysIsOneStep) {
+  AttentionCase whole = causal_row(256);
+  whole.heads = 16;
+  whole.kv_heads = 8;
+  AttentionCase packed = whole;
+  packed.documents = {documents_of({20, 20, 20, 20, 20, 20, 20, 20, 20, 20, 20, 20, 16})};
+  // 7 ranks' keys and values of three heads, in 3 buffers of bf16.
+  const int64_t three_heads = 3 * 7 * 2 * whole.head_dim * 32 * 3 * 2;
+  const RankSetup setup{
+      .cp = 8, .comm_type = CpCommType::all_gather, .dtype = DType::bf16, .all_gather = {.buffer_size = three_heads}};
+  for (int rank = 0; rank < setup.cp; ++rank) {
+    Traffic of_whole, of_packed;
+    plan_rank(whole, setup, rank, &of_whole, nullptr, DeviceKind::cuda);
+    plan_rank(packed, setup, rank, &of_packed, nullptr, DeviceKind::cuda);
+    EXPECT_EQ(of_whole.calls, 3) << rank;
+    EXPECT_EQ(of_packed.calls, 1) << rank;
+  }
+}
+
 TEST(ContextAttentionCost, OneRankPacksAndSendsNothing) {
   for (CpCommType comm_type : kCommTypes)
     for (DType dtype : {DType::f32, DType::bf16}) {
@@ -403,6 +423,10 @@ TEST(ContextAttentionCost, AGpuRunsNeighbouringBlocksAsOne) {
       }
       EXPECT_LE(joined.count, separate.count);
     }
+  // Two ranks, of which one sees all of the other's keys and that one half of its: as many pieces for either.
+  const AttentionCase longer = causal_row(8 * kLeastPieceTokensOnGpu);
+  for (int rank = 0; rank < 2; ++rank)
+    EXPECT_EQ(Blocks(longer, {.cp = 2, .dtype = DType::bf16}, rank, DeviceKind::cuda).count, 2 * (1 + 4));
   const AttentionCase rows = two_rows(1000);
   for (CpLayout layout : kLayouts)
     for (int rank = 0; rank < 4; ++rank) {

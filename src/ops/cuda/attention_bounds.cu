@@ -26,6 +26,8 @@ __device__ int key_of(int64_t position, int64_t key_begin, int keys) {
 
 __global__ void query_bounds_kernel(const int64_t* lo, const int64_t* hi, int64_t lo_stride, int64_t hi_stride,
                                     int64_t key_begin, int queries, int keys, BlockBounds bounds) {
+  let_next_start();
+  await_previous();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int tile = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
   if (tile * kBoundsRows >= queries) return;
@@ -46,6 +48,8 @@ __global__ void query_bounds_kernel(const int64_t* lo, const int64_t* hi, int64_
 }
 
 __global__ void key_bounds_kernel(int query_tiles, int key_tiles, BlockBounds bounds) {
+  let_next_start();
+  await_previous();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int key_tile = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
   if (key_tile >= key_tiles) return;
@@ -71,7 +75,7 @@ BlockBounds place_query_bounds(ScratchPlaces& places, int64_t queries) {
 void find_query_bounds(const AttentionBlock& block, const BlockBounds& bounds, cudaStream_t stream) {
   const int64_t queries = block.query.dim(0);
   const int64_t blocks = ceil_div(ceil_div(queries, kBoundsRows), kWarps);
-  launch(query_bounds_kernel, blocks, 32 * kWarps, 0, stream, block.lo.data<int64_t>(), block.hi.data<int64_t>(),
+  launch(Start::early, query_bounds_kernel, blocks, 32 * kWarps, 0, stream, block.lo.data<int64_t>(), block.hi.data<int64_t>(),
          block.lo.stride(0), block.hi.stride(0), block.key_begin, static_cast<int>(queries),
          static_cast<int>(block.key.dim(0)), bounds);
 }
@@ -79,7 +83,7 @@ void find_query_bounds(const AttentionBlock& block, const BlockBounds& bounds, c
 void find_key_bounds(const AttentionBlock& block, const BlockBounds& bounds, cudaStream_t stream) {
   const int query_tiles = static_cast<int>(ceil_div(block.query.dim(0), kBoundsRows));
   const int key_tiles = static_cast<int>(ceil_div(block.key.dim(0), kBoundsRows));
-  launch(key_bounds_kernel, ceil_div(key_tiles, kWarps), 32 * kWarps, 0, stream, query_tiles, key_tiles, bounds);
+  launch(Start::early, key_bounds_kernel, ceil_div(key_tiles, kWarps), 32 * kWarps, 0, stream, query_tiles, key_tiles, bounds);
 }
 
 }  // namespace farspan::cuda

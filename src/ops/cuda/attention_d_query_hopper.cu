@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   }
   __syncthreads();
 
-  if (blockIdx.x == gridDim.x - 1) await_previous();
+  if (blockIdx.x == gridDim.x - 1) await_previous();  // d_key and d_value, which nothing here reads
   const auto [tile, head] = a.query_order[blockIdx.x];
   const int first_query = tile * P::kQueries;
   const KeyTiles tiles = key_tiles_of(a, first_query, P::kQueries, P::kKeys);
@@ -302,7 +302,7 @@ void queue(const BackwardArguments& a, cudaStream_t stream) {
                      heads_map(a.key, a.keys, a.kv_heads, a.head_size, P::kKeys),
                      heads_map(a.value, a.keys, a.kv_heads, a.head_size, P::kKeys)};
   // Fills what the last blocks of d_key and d_value leave idle.
-  launch(Start::beside_previous, d_query_kernel<P>, ceil_div(a.queries, P::kQueries) * a.heads, P::kThreads,
+  launch(Start::early, d_query_kernel<P>, ceil_div(a.queries, P::kQueries) * a.heads, P::kThreads,
          sizeof(Shared<P>), stream, a, maps);
 }
 

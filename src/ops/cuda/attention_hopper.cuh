@@ -17,10 +17,6 @@ __device__ void copy_tile(unsigned char* tile, const TensorMap& map, CopyBarrier
     copy_box(tile + column * kRows * 2, map, barrier, column, head, token);
 }
 
-// Start::beside_previous (attention_launch.cuh), from the kernel before and from the one beside it.
-__device__ inline void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ inline void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 // Registers of a thread where a block is one producer and two consumer warpgroups.
 inline constexpr int kProducerRegisters = 24;
 inline constexpr int kConsumerRegisters = 240;

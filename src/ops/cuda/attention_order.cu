@@ -42,6 +42,8 @@ __device__ int class_of(int work) { return 32 - __clz(work); }
 
 // One block of threads for each of the two: a stable sort by class.
 __global__ void __launch_bounds__(kThreads) order_kernel(AttentionArguments a, Tiles first, Tiles second) {
+  let_next_start();
+  await_previous();
   const Tiles tiles = blockIdx.x == 0 ? first : second;
   __shared__ int sizes[kClasses];          // tiles of each class
   __shared__ int begins[kClasses];         // of the class in the order of one head
@@ -89,7 +91,7 @@ Tiles query_tiles(const AttentionArguments& a, int rows) {
 }  // namespace
 
 void order_query_tiles(const AttentionArguments& arguments, int rows, cudaStream_t stream) {
-  launch(order_kernel, 1, kThreads, 0, stream, arguments, query_tiles(arguments, rows), Tiles{});
+  launch(Start::early, order_kernel, 1, kThreads, 0, stream, arguments, query_tiles(arguments, rows), Tiles{});
 }
 
 void order_tiles(const BackwardArguments& arguments, int query_rows, int key_rows, cudaStream_t stream) {
@@ -98,7 +100,7 @@ void order_tiles(const BackwardArguments& arguments, int query_rows, int key_row
                       .rows = key_rows,
                       .heads = arguments.kv_heads,
                       .of_keys = true};
-  launch(order_kernel, 2, kThreads, 0, stream, static_cast<const AttentionArguments&>(arguments),
+  launch(Start::early, order_kernel, 2, kThreads, 0, stream, static_cast<const AttentionArguments&>(arguments),
          query_tiles(arguments, query_rows), of_keys);
 }
 

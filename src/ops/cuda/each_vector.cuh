@@ -21,6 +21,7 @@
 #include <cstdint>
 
 #include "base/math.h"
+#include "ops/cuda/early_launch.cuh"
 #include "ops/cuda/vector.cuh"
 
 namespace farspan::cuda {
@@ -125,6 +126,7 @@ concept FindsSomething = requires { typename Body::Found; };
 template <int N, int K, typename Body>
 __global__ void __launch_bounds__(kThreads)
     each_vector_kernel(const Rows<K> view, const Tiling tiling, const Body body) {
+  let_next_start();
   const bool down = tiling.row_step > 0;
   const int64_t rows_per_block = blockDim.y * (down ? kVectorsPerThread : 1);
   const int64_t vectors_per_block = blockDim.x * (down ? 1 : kVectorsPerThread);
@@ -133,6 +135,7 @@ __global__ void __launch_bounds__(kThreads)
   typename Body::template Held<N> held[kVectorsPerThread];
   Place<K> places[kVectorsPerThread];
   bool inside[kVectorsPerThread];
+  await_previous();
 #pragma unroll
   for (int i = 0; i < kVectorsPerThread; ++i) {
     const int64_t row = first_row + i * tiling.row_step;
@@ -176,8 +179,8 @@ void launch_tiles(cudaStream_t stream, const Rows<K>& view, int64_t begin, int64
   }
   FARSPAN_CHECK(blocks <= INT32_MAX, "an element-wise op on {} rows of {} elements: too many for one launch", view.rows,
                 view.columns);
-  each_vector_kernel<N><<<static_cast<unsigned int>(blocks), block, 0, stream>>>(view, tiling, body);
-  FARSPAN_CUDA_LAUNCHED();
+  launch_kernel(Start::early, each_vector_kernel<N, K, Body>, dim3(static_cast<unsigned int>(blocks)), block, 0, stream,
+                view, tiling, body);
 }
 
 // Runs the body on every element: vectors of N as far as they go, single elements where addresses forbid them and at

@@ -8,6 +8,7 @@
 
 #include "base/math.h"
 #include "ops/cuda/amax.cuh"
+#include "ops/cuda/early_launch.cuh"
 #include "ops/cuda/ops.h"
 #include "ops/cuda/vector.cuh"
 
@@ -91,6 +92,8 @@ struct QuantiseArguments {
 
 template <__nv_fp8_interpretation_t kFormat>
 __global__ void __launch_bounds__(kThreads) quantise(const QuantiseArguments a) {
+  let_next_start();
+  await_previous();
   constexpr int kLargestExponent = kFormat == __NV_E4M3 ? kE4M3.largest_exponent : kE5M2.largest_exponent;
   __shared__ uint32_t words[kTileColumns][kWords + 1];
   const uint32_t magnitude = __float_as_uint(*a.amax);
@@ -190,8 +193,7 @@ void fp8_quantise(Device& device, const Tensor& x, const Tensor& amax, const Fp8
   const int64_t tiles = std::max<int64_t>(1, checked_mul(ceil_div(a.rows, kTileRows), ceil_div(a.columns, kTileColumns)));
   FARSPAN_CHECK(tiles <= INT32_MAX, "fp8_quantise: x {} is too large for one launch", x.shape().str());
   const auto launch = [&](auto kernel) {
-    kernel<<<static_cast<unsigned>(tiles), kThreads, 0, stream>>>(a);
-    FARSPAN_CUDA_LAUNCHED();
+    launch_kernel(Start::early, kernel, static_cast<unsigned>(tiles), kThreads, 0, stream, a);
   };
   const DType dtype = to.values.defined() ? to.values.dtype() : to.transposed.dtype();
   if (dtype == DType::f8e4m3)

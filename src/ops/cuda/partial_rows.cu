@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/math.h"
+#include "ops/cuda/early_launch.cuh"
 #include "ops/cuda/partial_rows.h"
 #include "ops/cuda/vector.cuh"
 
@@ -10,7 +11,8 @@ constexpr int kShares = 16;  // warps of a block; each sums every kShares-th row
 
 __global__ void __launch_bounds__(kWarp* kShares)
     add_partial_rows_kernel(const float* partial, int64_t rows, int64_t columns, float* target) {
-  cudaGridDependencySynchronize();  // the kernel before has left its sums
+  let_next_start();
+  await_previous();
   __shared__ float sums[kShares][kWarp];
   const int lane = static_cast<int>(threadIdx.x), share = static_cast<int>(threadIdx.y);
   for (int64_t first = int64_t{blockIdx.x} * kWarp; first < columns; first += int64_t{gridDim.x} * kWarp) {
@@ -36,17 +38,8 @@ __global__ void __launch_bounds__(kWarp* kShares)
 
 void add_partial_rows(cudaStream_t stream, const float* partial, int64_t rows, int64_t columns, float* target) {
   if (columns == 0) return;
-  // Its blocks may be set up while the kernel before still runs.
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = grid_size(ceil_div(columns, kWarp));
-  launch.blockDim = dim3(kWarp, kShares);
-  launch.stream = stream;
-  launch.attrs = &early;
-  launch.numAttrs = 1;
-  FARSPAN_CUDA(cudaLaunchKernelEx(&launch, add_partial_rows_kernel, partial, rows, columns, target));
+  launch_kernel(Start::early, add_partial_rows_kernel, grid_size(ceil_div(columns, kWarp)), dim3(kWarp, kShares), 0,
+                stream, partial, rows, columns, target);
 }
 
 }  // namespace farspan::cuda

@@ -7,6 +7,7 @@
 // and leaves it as one row of partial sums.
 #include "base/math.h"
 #include "ops/cuda/amax.cuh"
+#include "ops/cuda/early_launch.cuh"
 #include "ops/cuda/norm_rows.cuh"
 #include "ops/cuda/ops.h"
 #include "ops/cuda/partial_rows.h"
@@ -70,6 +71,8 @@ constexpr int kForwardThreads = 512;  // at most, of a block
 template <typename T, int N, int V, int kLanes>
 __global__ void __launch_bounds__(kForwardThreads)
     forward_kernel(const Norm norm, const NormRows<T> x, const NormRows<T> y) {
+  let_next_start();
+  await_previous();
   __shared__ float shared[2][kForwardThreads / kWarp];
   const int lanes = kLanes > 0 ? kLanes : norm.lanes;
   const Columns<N> columns{lanes, static_cast<int>(threadIdx.x) % lanes, static_cast<int>(norm.columns)};
@@ -122,6 +125,8 @@ __global__ void __launch_bounds__(kForwardThreads)
 template <typename T>
 __global__ void __launch_bounds__(kForwardThreads)
     forward_reread_kernel(const Norm norm, const NormRows<T> x, const NormRows<T> y) {
+  let_next_start();
+  await_previous();
   __shared__ float shared[kForwardThreads / kWarp];
   LargestMagnitude<T> largest[1];
   for (int64_t row = blockIdx.x; row < norm.rows; row += gridDim.x) {
@@ -235,6 +240,8 @@ struct HeldRows {
 template <typename T, int N, int R, int V, bool kAccumulate, bool kPrefetch>
 __global__ void __launch_bounds__(kBackwardThreads)
     backward_kernel(const Norm norm, const BackwardRows<T> rows, float* partial) {
+  let_next_start();
+  await_previous();
   __shared__ float shared[2][kBackwardThreads / kWarp * R];
   extern __shared__ float weight_sums[];  // rows of a block, columns
   const Columns<N> columns{norm.lanes, static_cast<int>(threadIdx.x) % norm.lanes, static_cast<int>(norm.columns)};
@@ -278,6 +285,8 @@ __global__ void __launch_bounds__(kBackwardThreads)
 template <typename T>
 __global__ void __launch_bounds__(kBackwardThreads)
     backward_reread_kernel(const Norm norm, const BackwardRows<T> rows, float* partial) {
+  let_next_start();
+  await_previous();
   __shared__ float shared[kBackwardThreads / kWarp];
   float* const sums = partial + blockIdx.x * norm.columns;
   for (int64_t i = threadIdx.x; i < norm.columns; i += blockDim.x) sums[i] = 0;
@@ -320,8 +329,8 @@ void launch_forward(cudaStream_t stream, Norm norm, int lanes, const Tensor& x, 
   norm.lanes = lanes;
   const int threads = lanes > kWarp ? lanes : 128;
   const unsigned int blocks = grid_size(ceil_div(norm.rows, threads / lanes));
-  forward_kernel<T, N, V, kLanes><<<blocks, threads, 0, stream>>>(norm, NormRows<T>(x), NormRows<T>(y));
-  FARSPAN_CUDA_LAUNCHED();
+  launch_kernel(Start::early, forward_kernel<T, N, V, kLanes>, blocks, threads, 0, stream, norm, NormRows<T>(x),
+                NormRows<T>(y));
 }
 
 // Few lanes with many vectors each: fewer steps to the sum, and more loads under way in a thread.
@@ -332,8 +341,8 @@ void forward(cudaStream_t stream, const Norm& norm, const Tensor& x, const Tenso
   if (!holds_vectors(x, N) || !holds_vectors(y, N) || !holds_vectors(weight, N) || weight.dtype() != x.dtype() ||
       vectors > 8 * kForwardThreads) {
     const int threads = norm.columns <= 1024 ? 128 : kForwardThreads;
-    forward_reread_kernel<T><<<grid_size(norm.rows), threads, 0, stream>>>(norm, NormRows<T>(x), NormRows<T>(y));
-    FARSPAN_CUDA_LAUNCHED();
+    launch_kernel(Start::early, forward_reread_kernel<T>, grid_size(norm.rows), threads, 0, stream, norm, NormRows<T>(x),
+                  NormRows<T>(y));
     return;
   }
   if (vectors <= 8) return launch_forward<T, N, 2, 4>(stream, norm, 4, x, y);
@@ -365,8 +374,8 @@ int64_t launch_backward(cudaStream_t stream, Norm norm, int lanes, const Backwar
   const size_t shared = groups == 1 ? 0 : static_cast<size_t>(groups * norm.columns) * sizeof(float);
   const auto kernel =
       norm.accumulate ? backward_kernel<T, N, R, V, true, kPrefetch> : backward_kernel<T, N, R, V, false, kPrefetch>;
-  kernel<<<grid_size(blocks), threads, shared, stream>>>(norm, operands.rows<T>(), operands.partial);
-  FARSPAN_CUDA_LAUNCHED();
+  launch_kernel(Start::early, kernel, grid_size(blocks), threads, shared, stream, norm, operands.rows<T>(),
+                operands.partial);
   return blocks;
 }
 
@@ -379,8 +388,8 @@ int64_t backward(cudaStream_t stream, const Norm& norm, const Tensor& weight, co
       !holds_vectors(weight, N) || weight.dtype() != operands.x.dtype() || vectors > 4 * kBackwardThreads) {
     const int64_t blocks = rms_norm_backward_parts(norm.rows);
     const int threads = norm.columns <= 1024 ? 128 : kBackwardThreads;
-    backward_reread_kernel<T><<<grid_size(blocks), threads, 0, stream>>>(norm, operands.rows<T>(), operands.partial);
-    FARSPAN_CUDA_LAUNCHED();
+    launch_kernel(Start::early, backward_reread_kernel<T>, grid_size(blocks), threads, 0, stream, norm,
+                  operands.rows<T>(), operands.partial);
     return blocks;
   }
   const auto warps = [vectors](int each) { return static_cast<int>(round_up(ceil_div(vectors, each), kWarp)); };

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/math.h"
+#include "ops/cuda/early_launch.cuh"
 #include "ops/cuda/ops.h"
 #include "ops/cuda/rope_pairs.cuh"
 #include "ops/cuda/vector.cuh"
@@ -44,6 +45,8 @@ struct Apply {
 // time.
 template <typename T, int N, RopeStyle kStyle>
 __global__ void __launch_bounds__(kThreads, 4) apply_kernel(const Apply apply, T* x) {
+  let_next_start();
+  await_previous();
   const int64_t vectors = apply.pairs / N;
   const int64_t step = int64_t{gridDim.x} * blockDim.z;
   for (int64_t token = int64_t{blockIdx.x} * blockDim.z + threadIdx.z; token < apply.tokens; token += step) {
@@ -77,8 +80,8 @@ void launch(cudaStream_t stream, const Apply& apply, T* x) {
   const int64_t rounds = ceil_div(head_pairs * block.x, kThreads);
   block.y = static_cast<unsigned int>(std::min<int64_t>(ceil_div(head_pairs, rounds), kThreads / block.x));
   block.z = std::min(64u, std::max(1u, kThreads / (block.x * block.y)));
-  apply_kernel<T, N, kStyle><<<grid_size(ceil_div(apply.tokens, int64_t{block.z})), block, 0, stream>>>(apply, x);
-  FARSPAN_CUDA_LAUNCHED();
+  launch_kernel(Start::early, apply_kernel<T, N, kStyle>, grid_size(ceil_div(apply.tokens, int64_t{block.z})), block, 0,
+                stream, apply, x);
 }
 
 template <typename T, int N>
