@@ -8,12 +8,12 @@
 #   --gpus N        ranks of the largest layout, a GPU each (default: the GPUs that nvidia-smi lists)
 #   --program FILE  default build/release/farspan, which is built if it is not there
 #   --output DIR    where runs and their logs go (default: a new folder under /tmp)
-#   --only PARTS    of exact,killed,attention,speed; with commas
+#   --only PARTS    of exact,killed,links,attention,speed; with commas
 #   --quick         small models: tries the script, also on a CPU, where ranks are threads
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-gpus= program=build/release/farspan output= parts=exact,killed,attention,speed quick=
+gpus= program=build/release/farspan output= parts=exact,killed,links,attention,speed quick=
 die() {
   echo "many_gpus: $1" >&2
   exit 2
@@ -108,6 +108,17 @@ if wanted killed; then
     row "killed  the job ended $(printf '%d.%03d' $((milliseconds / 1000)) $((milliseconds % 1000))) s later with status $status: $(grep 'farspan: error' "$log" | tail -1)"
   else
     row "killed  not tried: no mpirun"
+  fi
+fi
+
+# --- links: what NCCL brings a rank ---------------------------------------------------------------------------------------
+
+if wanted links; then
+  bench=$(dirname "$program")/bench/cuda_link_bench
+  if [[ $device == cuda && -x $bench ]]; then
+    "$bench" "$gpus" 0.1 | tee "$output/links.txt" | sed 's/^/links   /' | tee -a "$table"
+  else
+    row "links   not tried: needs GPUs and $bench"
   fi
 fi
 
