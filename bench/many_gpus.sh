@@ -116,7 +116,11 @@ fi
 if wanted links; then
   bench=$(dirname "$program")/bench/cuda_link_bench
   if [[ $device == cuda && -x $bench ]]; then
-    "$bench" "$gpus" 0.1 | tee "$output/links.txt" | sed 's/^/links   /' | tee -a "$table"
+    if "$bench" "$gpus" 0.1 >"$output/links.txt" 2>&1; then
+      while IFS= read -r line; do row "links   $line"; done <"$output/links.txt"
+    else
+      row "links   FAILED, $(tail -1 "$output/links.txt")"
+    fi
   else
     row "links   not tried: needs GPUs and $bench"
   fi

@@ -57,9 +57,7 @@ Work CallCommunicator::all_to_all(const Tensor& send, Tensor receive, std::strin
 Work CallCommunicator::exchange(std::span<const Message> sends, std::span<const Message> receives,
                                 std::string_view label) {
   const CallBytes bytes = check_exchange(sends, receives, rank(), size(), label);
-  for (const Message& send : sends)
-    for (const Message& receive : receives)
-      check_overlap(send.data, receive.data, kNowhere, Operation::exchange, label);
+  check_apart(sends, receives, label);
   CallArguments call;
   call.operation = Operation::exchange;
   call.bytes = bytes.payload;

@@ -2,6 +2,7 @@
 #include "comm/collective_rules.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "base/math.h"
 
@@ -124,6 +125,29 @@ void check_overlap(const Tensor& source, const Tensor& target, int64_t in_place,
   FARSPAN_CHECK(in_place >= 0 && smaller == larger + static_cast<uintptr_t>(in_place),
                 "{} '{}': input of {} bytes and output of {} bytes overlap", name_of(operation), label, source.bytes(),
                 target.bytes());
+}
+
+void check_apart(std::span<const Message> sends, std::span<const Message> receives, std::string_view label) {
+  const auto begin = [](const Tensor& x) { return reinterpret_cast<uintptr_t>(x.raw()); };
+  const auto end = [&](const Tensor& x) { return begin(x) + static_cast<uintptr_t>(x.bytes()); };
+  std::vector<const Tensor*> sent;
+  for (const Message& send : sends)
+    if (send.data.bytes() > 0) sent.push_back(&send.data);
+  std::sort(sent.begin(), sent.end(), [&](const Tensor* a, const Tensor* b) { return begin(*a) < begin(*b); });
+  // From here on each entry is the one of those up to it that reaches furthest: what is sent may be sent to several.
+  for (size_t i = 1; i < sent.size(); ++i)
+    if (end(*sent[i]) < end(*sent[i - 1])) sent[i] = sent[i - 1];
+  std::vector<uintptr_t> begins;
+  for (const Message& send : sends)
+    if (send.data.bytes() > 0) begins.push_back(begin(send.data));
+  std::sort(begins.begin(), begins.end());
+  for (const Message& receive : receives) {
+    if (receive.data.bytes() == 0) continue;
+    const auto behind = std::lower_bound(begins.begin(), begins.end(), end(receive.data));
+    if (behind == begins.begin()) continue;
+    check_overlap(*sent[static_cast<size_t>(behind - begins.begin()) - 1], receive.data, kNowhere, Operation::exchange,
+                  label);
+  }
 }
 
 void count(const CallBytes& bytes, Traffic& traffic) {

@@ -48,6 +48,8 @@ CallBytes check_exchange(std::span<const Message> sends, std::span<const Message
 inline constexpr int64_t kNowhere = -1;
 void check_overlap(const Tensor& source, const Tensor& target, int64_t in_place, Operation operation,
                    std::string_view label);
+// The same for all that an exchange sends, some of it perhaps to several peers, and receives: nowhere.
+void check_apart(std::span<const Message> sends, std::span<const Message> receives, std::string_view label);
 
 void count(const CallBytes& bytes, Traffic& traffic);
 

@@ -7,8 +7,8 @@
 // else than the plan says stops with an error that names the buffer.
 //
 // Buffers taken before any program begins are resident (weights, gradients, optimizer state). A program is a named,
-// repeatable sequence (one training micro-batch, one evaluation batch); programs never overlap in time and share the
-// space above the resident part.
+// repeatable sequence (one training micro-batch, a whole step, one evaluation batch); programs never overlap in time
+// and share the space above the resident part.
 #pragma once
 
 #include <array>

@@ -83,7 +83,7 @@ class ParameterStore final : public ParameterAccess {
   // reduce_gradients and release_gradients.
   Tensor held_values(StateKind kind, const Parameter& parameter) const;
   // Calls body(unit, flat) with every unit's whole elements (f32) of a kind that has a state, gathered over the dp_cp
-  // group where they are sharded. Collective; without effect for a kind that there is none of.
+  // group where they are sharded, in a program of its own. Collective; without effect for a kind that there is none of.
   void visit_units(StateKind kind, const std::function<void(const ParameterUnit&, const Tensor&)>& body);
 
  private:

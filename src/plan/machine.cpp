@@ -42,8 +42,8 @@ struct GpuRates {
 
 // In bf16 what a GPU keeps up for seconds, its power being what limits it; measured on one H200 of 700 W, bursts of
 // milliseconds are up to a fifth faster. The link: what NCCL brings a rank of two in exchanges of 64 to 256 MiB (268 to
-// 303 GB/s of NVLink's 450). fp32 and network rates were not measured: most of what plain fp32
-// instructions can do, and a 400 Gbit/s adapter for each GPU.
+// 303 GB/s of NVLink's 450). fp32 and network rates were not measured: most of what plain fp32 instructions can do, and
+// a 400 Gbit/s adapter for each GPU.
 constexpr std::array kGpus = {
     GpuRates{.name = "NVIDIA H200",
              .peak_flops_bf16 = 989e12,

@@ -69,7 +69,8 @@ class RankTrainer {
   int64_t train_passes() const { return links_.stages() == 1 ? sizes_.micro_batches : 1; }
 
   // Step `step` (from 1): gradients, summed over ranks, and the update. `stop` is this rank's wish to stop.
-  // `with_gradients` is called between the two, when the store holds the step's gradients.
+  // `with_gradients` is called between the two, when the store holds the step's gradients; perhaps within the step's
+  // program, so it takes no buffers.
   StepReport train_step(int64_t step, bool stop, const std::function<void()>& with_gradients = {});
   // Mean loss over the first `batches` global batches of a split, read in order; fewer when the split is shorter.
   // `stop` is asked between batches, on every rank at the same place, and must answer alike: true ends there.

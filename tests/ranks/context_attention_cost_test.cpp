@@ -323,6 +323,29 @@ TEST(ContextAttentionCost, AGatherOfFewKeysIsOneStep) {
   }
 }
 
+// Memory is planned for rows that are one document. Packed ones bring fewer keys, so more heads at a time, or more keys
+// to some of the queries, and must need no more of a GPU's scratch.
+TEST(ContextAttentionCost, ScratchIsPlannedForEveryMask) {
+  AttentionCase whole = causal_row(1024);
+  whole.heads = 14;
+  whole.kv_heads = 2;
+  whole.head_dim = 64;
+  for (const CpLayout layout : {CpLayout::contiguous, CpLayout::zigzag})
+    for (const CpCommType comm_type : kTravelTypes)
+      for (int rank = 0; rank < 4; ++rank) {
+        const RankSetup setup{.cp = 4, .comm_type = comm_type, .layout = layout, .dtype = DType::bf16};
+        const auto scratch = [&](std::vector<Span> documents) {
+          AttentionCase c = whole;
+          c.documents = {std::move(documents)};
+          return plan_rank(c, setup, rank, nullptr, nullptr, DeviceKind::cuda).scratch_bytes;
+        };
+        const int64_t planned = scratch(documents_of({1024}));
+        for (const int64_t first : {128, 256, 375, 512, 700, 900})
+          EXPECT_EQ(scratch(documents_of({first, 1024 - first})), planned)
+              << describe(setup) << " rank " << rank << " first document " << first;
+      }
+}
+
 TEST(ContextAttentionCost, OneRankPacksAndSendsNothing) {
   for (CpCommType comm_type : kCommTypes)
     for (DType dtype : {DType::f32, DType::bf16}) {

@@ -73,6 +73,28 @@ TEST(Fp8Training, EveryLayoutIsNearOneRank) {
   }
 }
 
+// Weights are measured once between two updates. After one that makes them many times as large, what was measured
+// before would give other scales than measuring them now.
+TEST(Fp8Training, ScalesFollowTheWeights) {
+  Config config = fp8_model(64);
+  config.training.global_batch_size = 2;
+  config.optimizer.lr = 50;
+  const auto dataset = one_document_rows(2, 64);
+  for (const int64_t zero_stage : {0, 1, 3}) {
+    config.parallel.zero_stage = zero_stage;
+    run_job(training_job(config, 2, dataset), [&](RankTrainer& trainer, World&) {
+      trainer.initialise_weights();
+      const auto loss = [&] { return *trainer.evaluate(Split::train, 1).loss; };
+      const double before = loss();
+      trainer.train_step(1, false);
+      const double after = loss();
+      trainer.store().distribute_weights();  // the same ones, not measured yet
+      EXPECT_EQ(after, loss()) << "ZeRO " << zero_stage;
+      EXPECT_GT(std::abs(after - before), 0.1) << "the weights hardly changed";
+    });
+  }
+}
+
 TEST(Fp8Training, EveryRecomputePolicyGivesTheSameBits) {
   Config config = with_cp(fp8_model(44), 2);
   config.memory.mlp_tile_tokens = 8;

@@ -75,7 +75,8 @@ BlockBounds place_query_bounds(ScratchPlaces& places, int64_t queries) {
 void find_query_bounds(const AttentionBlock& block, const BlockBounds& bounds, cudaStream_t stream) {
   const int64_t queries = block.query.dim(0);
   const int64_t blocks = ceil_div(ceil_div(queries, kBoundsRows), kWarps);
-  launch(Start::early, query_bounds_kernel, blocks, 32 * kWarps, 0, stream, block.lo.data<int64_t>(), block.hi.data<int64_t>(),
+  launch(Start::early, query_bounds_kernel, blocks, 32 * kWarps, 0, stream, block.lo.data<int64_t>(),
+         block.hi.data<int64_t>(),
          block.lo.stride(0), block.hi.stride(0), block.key_begin, static_cast<int>(queries),
          static_cast<int>(block.key.dim(0)), bounds);
 }
@@ -83,7 +84,8 @@ void find_query_bounds(const AttentionBlock& block, const BlockBounds& bounds, c
 void find_key_bounds(const AttentionBlock& block, const BlockBounds& bounds, cudaStream_t stream) {
   const int query_tiles = static_cast<int>(ceil_div(block.query.dim(0), kBoundsRows));
   const int key_tiles = static_cast<int>(ceil_div(block.key.dim(0), kBoundsRows));
-  launch(Start::early, key_bounds_kernel, ceil_div(key_tiles, kWarps), 32 * kWarps, 0, stream, query_tiles, key_tiles, bounds);
+  launch(Start::early, key_bounds_kernel, ceil_div(key_tiles, kWarps), 32 * kWarps, 0, stream, query_tiles, key_tiles,
+         bounds);
 }
 
 }  // namespace farspan::cuda

@@ -387,6 +387,7 @@ void queue(const BackwardArguments& a, cudaStream_t stream) {
                      heads_map(a.d_out, a.queries, a.heads, a.head_size, P::kQueries),
                      heads_map(a.key, a.keys, a.kv_heads, a.head_size, 64),
                      heads_map(a.value, a.keys, a.kv_heads, a.head_size, 64)};
+  // Not early: d_query starts beside it and waits for nothing that came before.
   launch(d_key_value_kernel<P>, ceil_div(a.keys, P::kKeys) * a.kv_heads, P::kThreads, sizeof(Shared<P>), stream, a,
          maps);
 }

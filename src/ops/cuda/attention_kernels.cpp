@@ -12,6 +12,10 @@
 namespace farspan::cuda {
 namespace {
 
+// As attention_kernels_scratch.h, which is compiled without CUDA too, counts them.
+static_assert(sizeof(int2) == 8 && sizeof(TileBounds) == 16 && sizeof(TilePlace) == 8 && kBoundsRows == 64);
+static_assert(kBackwardTileRows >= kLeastOrderedRows);
+
 constexpr int64_t kMaxHeadSize = 256;
 constexpr int64_t kMaxTokens = int64_t{1} << 30;  // of a block: 32-bit numbers with room for a tile
 

@@ -10,7 +10,8 @@ namespace {
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
-constexpr int kClasses = 32;  // of like work: class c has [2^(c - 1), 2^c) units; taken from the last to the first
+// Classes of like work, one for each lane of a warp: class c has [2^(c - 1), 2^c) units. Taken from the last to the first.
+constexpr int kClasses = 32;
 
 // Tiles whose order is to be found.
 struct Tiles {

@@ -12,9 +12,10 @@ namespace farspan::cuda {
 
 enum class Start {
   when_previous_ended,
-  // When all blocks of the kernel before have ended or called let_next_start(). Every block calls await_previous() before
-  // it reads or writes memory. A kernel that has nothing to do with the one before may let a single block call it: then
-  // whoever comes behind it still comes behind both.
+  // When all blocks of the kernel before have ended or called let_next_start(). Every block calls await_previous()
+  // before it reads or writes memory. A kernel that has nothing to do with the one before may let a single block call
+  // it, if that one did not start early itself, so that all before it has ended: whoever comes behind then still comes
+  // behind both.
   early
 };
 

@@ -314,23 +314,9 @@ class KeyGradients {
   std::vector<bool> written_;
 };
 
-// A row may be dealt to the ranks in longer spans than the one that is recorded.
-void plan_largest_block(const AttentionCall& call) {
-  if (call.ranks() == 1 || !call.device.targets_cuda()) return;
-  AttentionBlock block;
-  block.query = entry(call.query, 0);
-  block.key = entry(call.key, 0);
-  block.value = entry(call.value, 0);
-  block.lo = entry(call.lo, 0);
-  block.hi = entry(call.hi, 0);
-  block.dropout = call.dropout;
-  attention_plan_scratch(call.device, block);
-}
-
 }  // namespace
 
 void AttentionCall::prepare() {
-  plan_largest_block(*this);
   if (joins_blocks() && ranks() > 1) {
     key_lo = arena.take("attention.key_lo", DType::i64, {local_length()}, Purpose::workspace);
     key_hi = arena.take("attention.key_hi", DType::i64, {local_length()}, Purpose::workspace);

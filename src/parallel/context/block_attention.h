@@ -94,7 +94,9 @@ struct OutputGradient {
 
 // Keys and values of some segments of one row, wherever they lie, of key/value heads [heads.begin, heads.end).
 struct KeyBlock {
-  std::span<const Segment> segments;  // ascending; their tokens lie one behind the other
+  // Ascending; their tokens lie one behind the other. Of received ones neighbours in the row are one, whoever owns
+  // them; where these had them is not read.
+  std::span<const Segment> segments;
   Span heads;
   Tensor key;    // (tokens, heads, D)
   Tensor value;  // (tokens, heads, D)

@@ -283,18 +283,22 @@ void ContextAttention::run_backward_pass(const Inputs& x, const Gradients& d, co
     backward_traded_heads(x, d, lse, std::move(delta));
 }
 
+// Where delta is not known and several blocks meet the same queries, each would make it anew.
+Buffer ContextAttention::room_for_delta(const Inputs& x, OutputGradient& gradient) const {
+  if (gradient.delta.defined() || writes_results(x.device)) return {};
+  Buffer room = x.arena.take("attention.delta", DType::f32, gradient.lse.shape(), Purpose::workspace);
+  gradient.delta = room;
+  gradient.has_delta = false;
+  return room;
+}
+
 void ContextAttention::backward_own_heads(const Inputs& x, const Gradients& d, const Tensor& lse,
                                           const Tensor& delta) const {
   AttentionCall call = x.call(key_group_, shape_);
   call.prepare();
   OutputGradient gradient{delta.defined() ? Tensor() : d.out, d.d_out, lse, delta, d.d_query};
   if (writes_results(x.device)) return attend_backward(call, gradient, d.d_key, d.d_value);
-  Buffer lazy_delta;  // of many blocks, each would make its queries' anew
-  if (!delta.defined()) {
-    lazy_delta = x.arena.take("attention.delta", DType::f32, lse.shape(), Purpose::workspace);
-    gradient.delta = lazy_delta;
-    gradient.has_delta = false;
-  }
+  const Buffer room = room_for_delta(x, gradient);
   const Fp32Sum d_query(x.arena, "attention.d_query_sum", d.d_query);
   gradient.d_query = d_query.tensor();
   attend_backward(call, gradient, d.d_key, d.d_value);
@@ -328,8 +332,9 @@ void ContextAttention::backward_traded_heads(const Inputs& x, const Gradients& d
     AttentionCall call = x.call(key_group_, traded_shape(shape_, heads), rows, traded);
     call.prepare();
     const Tensor traded_delta = scalars.size() > 1 ? scalars[1].tensor() : Tensor();
-    attend_backward(call, {traded.out, traded.d_out, scalars[0], traded_delta, d_query},
-                    d_key_value.tensor().slice(2, 0, K), d_key_value.tensor().slice(2, K, 2 * K));
+    OutputGradient gradient{traded.out, traded.d_out, scalars[0], traded_delta, d_query};
+    const Buffer room = room_for_delta(x, gradient);
+    attend_backward(call, gradient, d_key_value.tensor().slice(2, 0, K), d_key_value.tensor().slice(2, K, 2 * K));
   }
   scalars.clear();
   inputs.release();

@@ -95,6 +95,7 @@ class ContextAttention {
   void forward_own_heads(const Inputs& x, const Tensor& out, const Tensor& lse) const;
   void forward_traded_heads(const Inputs& x, const Tensor& out, const Tensor& lse) const;
   void run_backward_pass(const Inputs& x, const Gradients& d, const Tensor& lse) const;
+  Buffer room_for_delta(const Inputs& x, OutputGradient& gradient) const;
   void backward_own_heads(const Inputs& x, const Gradients& d, const Tensor& lse, const Tensor& delta) const;
   void backward_traded_heads(const Inputs& x, const Gradients& d, const Tensor& lse, Buffer delta) const;
   // Whether each result is written once and in the caller's dtype, without a running state or a sum: on a device that

@@ -37,10 +37,10 @@ std::vector<Segment> cut(const std::vector<Segment>& segments, int64_t begin, in
   return piece;
 }
 
-// Piece `index` of `pieces` of the segments, as equal as whole cache lines of keys allow: of at most `capacity` tokens
+// Piece `index` of `pieces` of the segments, as equal as whole tiles of attention allow: of at most `capacity` tokens
 // if all of them have room.
 std::vector<Segment> piece_of(const std::vector<Segment>& segments, int64_t index, int64_t pieces, int64_t capacity) {
-  constexpr int64_t kMultiple = 128;
+  constexpr int64_t kMultiple = 128;  // of tokens
   int64_t tokens = 0;
   for (const Segment& segment : segments) tokens += segment.tokens();
   const int64_t even = ceil_div(tokens, pieces);
@@ -80,10 +80,9 @@ int64_t largest_total(const KeyNeeds& needs, int ranks, int64_t enough) {
   return largest;
 }
 
-// Key/value heads of a step, of `heads` in all: in as few and as equal steps as `capacity` tokens times heads allow.
-int64_t heads_of_step(int64_t heads, int64_t capacity, int64_t tokens) {
-  const int64_t most = std::clamp<int64_t>(tokens == 0 ? heads : capacity / tokens, 1, heads);
-  return ceil_div(heads, ceil_div(heads, most));
+// Key/value heads of a step, of `heads` in all: in as few and as equal steps as `most` heads a step allow.
+int64_t heads_of_step(int64_t heads, int64_t most) {
+  return ceil_div(heads, ceil_div(heads, std::clamp<int64_t>(most, 1, heads)));
 }
 
 bool anybody_needs_anything(const KeyNeeds& needs, int ranks) {
@@ -98,6 +97,7 @@ ScheduleSizes p2p_sizes(int64_t own_tokens, int ranks, const ContextAttentionSha
   const int64_t piece = piece_tokens(own_tokens, least_piece_tokens);
   return {.heads = shape.kv_heads,
           .capacity = checked_mul(piece, shape.kv_heads),
+          .sent = checked_mul(piece, shape.kv_heads),
           .several = ranks > 2 || piece < own_tokens,
           .overlap = true};
 }
@@ -106,8 +106,10 @@ ScheduleSizes all_gather_sizes(int64_t own_tokens, int ranks, const ContextAtten
                                Pass pass, const AllGatherOptions& options) {
   const int64_t others_tokens = checked_mul(own_tokens, ranks - 1);
   const auto sizes = [&](int64_t heads) {
+    const int64_t capacity = checked_mul(others_tokens, heads);
     return ScheduleSizes{.heads = heads,
-                         .capacity = checked_mul(others_tokens, heads),
+                         .capacity = capacity,
+                         .sent = std::min(capacity, checked_mul(own_tokens, shape.kv_heads)),
                          .several = heads < shape.kv_heads,
                          .overlap = options.overlap};
   };
@@ -115,13 +117,14 @@ ScheduleSizes all_gather_sizes(int64_t own_tokens, int ranks, const ContextAtten
   const int64_t limit = options.buffer_size > 0 ? options.buffer_size : held;
   int64_t heads = shape.kv_heads;
   while (heads > 1 && buffer_bytes(sizes(heads), shape, dtype, pass) > limit) --heads;
-  return sizes(heads_of_step(shape.kv_heads, heads, 1));
+  return sizes(heads_of_step(shape.kv_heads, heads));
 }
 
 int64_t buffer_bytes(const ScheduleSizes& sizes, const ContextAttentionShape& shape, DType dtype, Pass pass) {
-  const int64_t key_value_bytes = (1 + sizes.buffers()) * size_of(dtype);
   const int64_t gradient_bytes = pass == Pass::backward ? (sizes.buffers() + 1) * 4 : 0;
-  return checked_mul(checked_mul(2 * sizes.capacity, shape.head_dim), key_value_bytes + gradient_bytes);
+  const int64_t elements = 2 * shape.head_dim;
+  return checked_mul(checked_mul(elements, sizes.sent), size_of(dtype)) +
+         checked_mul(checked_mul(elements, sizes.capacity), sizes.buffers() * size_of(dtype) + gradient_bytes);
 }
 
 KeySchedule p2p_schedule(const AttentionCall& call) {
@@ -159,11 +162,11 @@ KeySchedule all_gather_schedule(const AttentionCall& call, Pass pass, const AllG
       true};
   const KeyNeeds needs(call.rows, ranks);
   if (!anybody_needs_anything(needs, ranks)) return schedule;
+  const ScheduleSizes& sizes = schedule.sizes;
   // From `enough` tokens on there is no room for another head.
-  const int64_t enough = schedule.sizes.capacity / (schedule.sizes.heads + 1) + 1;
-  const int64_t group =
-      heads_of_step(call.shape.kv_heads, schedule.sizes.capacity,
-                    std::min(largest_total(needs, ranks, enough), schedule.sizes.capacity / schedule.sizes.heads));
+  const int64_t enough = sizes.capacity / (sizes.heads + 1) + 1;
+  const int64_t tokens = std::clamp<int64_t>(largest_total(needs, ranks, enough), 1, sizes.capacity / sizes.heads);
+  const int64_t group = heads_of_step(call.shape.kv_heads, sizes.capacity / tokens);
   ExchangeStep whole;
   for (int hop = 1; hop < ranks; ++hop) {
     const int source = (me - hop + ranks) % ranks;

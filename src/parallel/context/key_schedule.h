@@ -41,7 +41,8 @@ struct ExchangeStep {
 // What a schedule's buffers must hold, known before any mask is.
 struct ScheduleSizes {
   int64_t heads = 0;     // key/value heads of a step
-  int64_t capacity = 0;  // tokens times heads that one step sends or receives at most
+  int64_t capacity = 0;  // tokens times heads that one step brings, or takes home gradients of, at most
+  int64_t sent = 0;      // tokens times heads that one step sends at most, each once
   bool several = false;  // there can be more than one step
   bool overlap = true;   // the next step's parcels travel while this one's are used
 

@@ -3,7 +3,7 @@
 // gradients of the step before travel home at the same time.
 //
 //   buffers (of capacity tokens x heads)   keys, values      fp32 gradients
-//     on their way out                     1                 computed into and sent from: 1, or 2 taking turns
+//     on their way out                     1 (of `sent`)     computed into and sent from: 1, or 2 taking turns
 //     received into                        1, or 2           1
 //
 // Two take turns where there can be several steps and they overlap; a send buffer is free again as soon as its step has
@@ -13,55 +13,22 @@
 #include <optional>
 #include <utility>
 
+#include "ops/attention.h"
 #include "ops/elementwise.h"
 #include "parallel/context/key_schedule.h"
+#include "parallel/context/step_places.h"
 
 namespace farspan {
 namespace {
 
-// A parcel's segment, and where its tokens lie among all tokens of the step that a rank sends, or receives.
-struct PlacedSegment {
-  Segment segment;
-  size_t parcel = 0;
-  int64_t begin = 0;
-};
-
-// In the order of their places.
-using Placement = std::vector<PlacedSegment>;
-
-enum class Order {
-  parcels,   // one parcel behind the other
-  positions  // as the tokens stand in their rows, whoever owns them: neighbours in the row are then one block of keys
-};
-
-Placement place(const std::vector<Parcel>& parcels, Order order) {
-  Placement placement;
-  for (size_t p = 0; p < parcels.size(); ++p)
-    for (const Segment& segment : parcels[p].segments) placement.push_back({segment, p, 0});
-  if (order == Order::positions)
-    std::stable_sort(placement.begin(), placement.end(), [](const PlacedSegment& a, const PlacedSegment& b) {
-      return std::pair(a.segment.row, a.segment.keys.positions.begin) <
-             std::pair(b.segment.row, b.segment.keys.positions.begin);
-    });
-  int64_t begin = 0;
-  for (PlacedSegment& placed : placement) {
-    placed.begin = begin;
-    begin += placed.segment.tokens();
-  }
-  return placement;
-}
-
-int64_t tokens_of(const Placement& placement) {
-  return placement.empty() ? 0 : placement.back().begin + placement.back().segment.tokens();
-}
-
 // Some equal buffers that hold one step's keys and values each (or their gradients), and take turns from step to step.
 class StepBuffers {
  public:
-  StepBuffers(const AttentionCall& call, const KeySchedule& schedule, std::string_view name, DType dtype, int count)
+  // `capacity`: tokens times heads.
+  StepBuffers(const AttentionCall& call, int64_t capacity, std::string_view name, DType dtype, int count)
       : head_dim_(call.shape.head_dim), count_(static_cast<size_t>(count)) {
     for (size_t i = 0; i < count_; ++i)
-      buffers_[i] = call.arena.take(name, dtype, {2 * schedule.sizes.capacity * head_dim_}, Purpose::communication);
+      buffers_[i] = call.arena.take(name, dtype, {2 * capacity * head_dim_}, Purpose::communication);
   }
 
   // (2, tokens, heads, D): all keys of step `turn`, then all values.
@@ -91,19 +58,23 @@ Tensor own_part(const Tensor& x, const Segment& segment, Span heads) {
 }
 
 // What goes to, or comes from, the parcels' peers. A lone peer's parcel is one message; of several peers each segment's
-// keys and each segment's values are one, since the receiver places them apart.
-std::vector<Message> messages(const KeySchedule& schedule, const std::vector<Parcel>& parcels,
-                              const Placement& placement, const Tensor& step) {
+// keys and each segment's values are one, since the receiver places them apart. Both ends have a parcel's segments in
+// the same order.
+std::vector<Message> messages(const KeySchedule& schedule, const std::vector<Parcel>& parcels, const StepPlaces& places,
+                              const Tensor& step) {
   std::vector<Message> messages;
-  if (!schedule.several_peers) {
-    for (const Parcel& parcel : parcels) messages.push_back({parcel.peer, step});
-    return messages;
+  for (size_t p = 0; p < parcels.size(); ++p) {
+    if (!schedule.several_peers) {
+      messages.push_back({parcels[p].peer, step});
+      continue;
+    }
+    for (size_t i = 0; i < parcels[p].segments.size(); ++i) {
+      const int64_t begin = places.begins[p][i];
+      for (int half = 0; half < 2; ++half)
+        messages.push_back(
+            {parcels[p].peer, tokens_of(step, half, Span{begin, begin + parcels[p].segments[i].tokens()})});
+    }
   }
-  // Both ends go through a parcel's segments in the same order.
-  for (size_t p = 0; p < parcels.size(); ++p)
-    for (const PlacedSegment& placed : placement)
-      if (placed.parcel == p)
-        for (int half = 0; half < 2; ++half) messages.push_back({parcels[p].peer, tokens_of(step, half, placed)});
   return messages;
 }
 
@@ -114,21 +85,21 @@ class KeyTravel {
       : call_(call),
         schedule_(schedule),
         pass_(pass),
-        sent_(call, schedule, "attention.sent_key_value", call.dtype(), 1),
-        received_(call, schedule, "attention.received_key_value", call.dtype(), schedule.sizes.buffers()) {}
+        sent_(call, schedule.sizes.sent, "attention.sent_key_value", call.dtype(), 1),
+        received_(call, schedule.sizes.capacity, "attention.received_key_value", call.dtype(),
+                  schedule.sizes.buffers()) {}
 
   // Packs and sends what step i wants of this rank; step i - 1 has arrived.
   void start(size_t i) {
     if (i >= schedule_.steps.size()) return;
     const ExchangeStep& step = schedule_.steps[i];
-    const Placement placement = place(step.sends, Order::parcels);
-    const Tensor sent = sent_.of_step(i, tokens_of(placement), step.heads);
-    for (const PlacedSegment& placed : placement) {
+    const StepPlaces own = places_by_position(step.sends), visitors = places_by_position(step.receives);
+    const Tensor sent = sent_.of_step(i, own.tokens, step.heads);
+    for (const PlacedSegment& placed : own.pieces) {
       cast(call_.device, own_part(call_.key, placed.segment, step.heads), tokens_of(sent, 0, placed));
       cast(call_.device, own_part(call_.value, placed.segment, step.heads), tokens_of(sent, 1, placed));
     }
-    const Placement visitors = place(step.receives, Order::positions);
-    arrival_ = call_.cp->exchange(messages(schedule_, step.sends, placement, sent),
+    arrival_ = call_.cp->exchange(messages(schedule_, step.sends, own, sent),
                                   messages(schedule_, step.receives, visitors, received(i, visitors)),
                                   fmt::format("attention {} key/value {}", pass_, step.name));
   }
@@ -145,9 +116,9 @@ class KeyTravel {
     if (schedule_.sizes.overlap) start(i + 1);
   }
 
-  // What step i brought, as placed by positions.
-  Tensor received(size_t i, const Placement& placement) const {
-    return received_.of_step(i, tokens_of(placement), schedule_.steps[i].heads);
+  // What step i brought, placed by position.
+  Tensor received(size_t i, const StepPlaces& places) const {
+    return received_.of_step(i, places.tokens, schedule_.steps[i].heads);
   }
 
  private:
@@ -162,13 +133,13 @@ class KeyTravel {
 // Calls body(key block, its tokens among the step's) for all that step i brought, row by row.
 template <typename Body>
 void for_each_received(const KeySchedule& schedule, const KeyTravel& travel, size_t i, Body&& body) {
-  const Placement placement = place(schedule.steps[i].receives, Order::positions);
-  const Tensor received = travel.received(i, placement);
-  for (size_t first = 0; first < placement.size();) {
+  const StepPlaces places = places_by_position(schedule.steps[i].receives);
+  const Tensor received = travel.received(i, places);
+  for (auto piece = places.pieces.begin(); piece != places.pieces.end();) {
     std::vector<Segment> segments;
-    Span tokens{placement[first].begin, placement[first].begin};
-    for (; first < placement.size(); ++first) {
-      const Segment& next = placement[first].segment;
+    Span tokens{piece->begin, piece->begin};
+    for (; piece != places.pieces.end(); ++piece) {
+      const Segment& next = piece->segment;
       if (!segments.empty() && next.row != segments.back().row) break;
       tokens.end += next.tokens();
       Span* const last = segments.empty() ? nullptr : &segments.back().keys.positions;
@@ -190,17 +161,17 @@ class GradientTravel {
         schedule_(schedule),
         d_key_(d_key),
         d_value_(d_value),
-        computed_(call, schedule, "attention.visitor_d_key_value", DType::f32, schedule.sizes.buffers()),
-        received_(call, schedule, "attention.received_d_key_value", DType::f32, 1) {}
+        computed_(call, schedule.sizes.capacity, "attention.visitor_d_key_value", DType::f32, schedule.sizes.buffers()),
+        received_(call, schedule.sizes.capacity, "attention.received_d_key_value", DType::f32, 1) {}
 
   // Where the gradients of what step i brought are to be written, as that is placed.
-  Tensor computed(size_t i) const { return computed(i, place(schedule_.steps[i].receives, Order::positions)); }
+  Tensor computed(size_t i) const { return computed(i, places_by_position(schedule_.steps[i].receives)); }
 
   // Sends home what step i added up, once the step before it has been taken in.
   void send(size_t i) {
     take_in();
     const ExchangeStep& step = schedule_.steps[i];
-    const Placement visitors = place(step.receives, Order::positions), own = place(step.sends, Order::parcels);
+    const StepPlaces visitors = places_by_position(step.receives), own = places_by_parcel(step.sends);
     arrival_ = call_.cp->exchange(messages(schedule_, step.receives, visitors, computed(i, visitors)),
                                   messages(schedule_, step.sends, own, received(i, own)),
                                   fmt::format("attention backward d_key/d_value {}", step.name));
@@ -213,9 +184,9 @@ class GradientTravel {
     if (!under_way_) return;
     arrival_.wait();
     const ExchangeStep& step = schedule_.steps[*under_way_];
-    const Placement own = place(step.sends, Order::parcels);
+    const StepPlaces own = places_by_parcel(step.sends);
     const Tensor gradients = received(*under_way_, own);
-    for (const PlacedSegment& placed : own) {
+    for (const PlacedSegment& placed : own.pieces) {
       const Tensor d_key = own_part(d_key_, placed.segment, step.heads);
       const Tensor d_value = own_part(d_value_, placed.segment, step.heads);
       add(call_.device, d_key, tokens_of(gradients, 0, placed), d_key);
@@ -225,11 +196,11 @@ class GradientTravel {
   }
 
  private:
-  Tensor computed(size_t i, const Placement& placement) const {
-    return computed_.of_step(i, tokens_of(placement), schedule_.steps[i].heads);
+  Tensor computed(size_t i, const StepPlaces& places) const {
+    return computed_.of_step(i, places.tokens, schedule_.steps[i].heads);
   }
-  Tensor received(size_t i, const Placement& placement) const {
-    return received_.of_step(i, tokens_of(placement), schedule_.steps[i].heads);
+  Tensor received(size_t i, const StepPlaces& places) const {
+    return received_.of_step(i, places.tokens, schedule_.steps[i].heads);
   }
 
   const AttentionCall& call_;
@@ -242,6 +213,30 @@ class GradientTravel {
   std::optional<size_t> under_way_;
 };
 
+// Scratch for any block that rows of these lengths can bring, however they are dealt to the ranks and whatever their
+// masks leave out: own keys with all heads, and received ones, of which the more heads there are in a step the fewer
+// fit.
+void plan_largest_blocks(const AttentionCall& call, const KeySchedule& schedule) {
+  if (!call.device.dry() || !call.device.targets_cuda()) return;
+  const auto plan = [&](int64_t keys, int64_t kv_heads) {
+    const int64_t heads = kv_heads * (call.shape.heads / call.shape.kv_heads);
+    const auto tensor = [&](const Tensor& x, int64_t tokens, int64_t count) {
+      return Tensor(x.raw(), x.dtype(), {tokens, count, call.shape.head_dim});
+    };
+    AttentionBlock block;
+    block.query = tensor(call.query, call.local_length(), heads);
+    block.key = tensor(call.key, keys, kv_heads);
+    block.value = tensor(call.value, keys, kv_heads);
+    block.lo = entry(call.lo, 0);
+    block.hi = entry(call.hi, 0);
+    block.dropout = call.dropout;
+    attention_plan_scratch(call.device, block);
+  };
+  plan(call.local_length(), call.shape.kv_heads);
+  for (int64_t kv_heads = schedule.sizes.heads; kv_heads <= call.shape.kv_heads; ++kv_heads)
+    plan(std::max<int64_t>(1, schedule.sizes.capacity / kv_heads), kv_heads);
+}
+
 // Backward with d_key, d_value (B, s, K, D) in fp32, or in their own type where they are written once. `gradient` is a
 // copy, in which delta comes into being.
 void run_backward_into(const AttentionCall& call, const KeySchedule& schedule, OutputGradient gradient,
@@ -249,6 +244,7 @@ void run_backward_into(const AttentionCall& call, const KeySchedule& schedule, O
   MetQueries met(call);
   finish_blind_queries(call, gradient.d_query);
   if (call.ranks() == 1) return attend_own_backward(call, met, gradient, d_key, d_value);
+  plan_largest_blocks(call, schedule);
 
   KeyTravel travel(call, schedule, "backward");
   GradientTravel home(call, schedule, d_key, d_value);
@@ -271,6 +267,7 @@ void run_forward(const AttentionCall& call, const KeySchedule& schedule, Tensor 
   MetQueries met(call);
   finish_blind_queries(call, out, lse);
   if (call.ranks() == 1) return attend_own_forward(call, met, out, lse);
+  plan_largest_blocks(call, schedule);
   KeyTravel travel(call, schedule, "forward");
   travel.begin();
   attend_own_forward(call, met, out, lse);
