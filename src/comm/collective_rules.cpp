@@ -2,6 +2,7 @@
 #include "comm/collective_rules.h"
 
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "base/math.h"
@@ -128,25 +129,24 @@ void check_overlap(const Tensor& source, const Tensor& target, int64_t in_place,
 }
 
 void check_apart(std::span<const Message> sends, std::span<const Message> receives, std::string_view label) {
+  struct Sent {
+    uintptr_t begin;
+    const Tensor* furthest;  // of those that begin no later, the one that ends last: some may go to several peers
+  };
   const auto begin = [](const Tensor& x) { return reinterpret_cast<uintptr_t>(x.raw()); };
   const auto end = [&](const Tensor& x) { return begin(x) + static_cast<uintptr_t>(x.bytes()); };
-  std::vector<const Tensor*> sent;
+  std::vector<Sent> sent;
   for (const Message& send : sends)
-    if (send.data.bytes() > 0) sent.push_back(&send.data);
-  std::sort(sent.begin(), sent.end(), [&](const Tensor* a, const Tensor* b) { return begin(*a) < begin(*b); });
-  // From here on each entry is the one of those up to it that reaches furthest: what is sent may be sent to several.
+    if (send.data.bytes() > 0) sent.push_back({begin(send.data), &send.data});
+  std::sort(sent.begin(), sent.end(), [](const Sent& a, const Sent& b) { return a.begin < b.begin; });
   for (size_t i = 1; i < sent.size(); ++i)
-    if (end(*sent[i]) < end(*sent[i - 1])) sent[i] = sent[i - 1];
-  std::vector<uintptr_t> begins;
-  for (const Message& send : sends)
-    if (send.data.bytes() > 0) begins.push_back(begin(send.data));
-  std::sort(begins.begin(), begins.end());
+    if (end(*sent[i].furthest) < end(*sent[i - 1].furthest)) sent[i].furthest = sent[i - 1].furthest;
   for (const Message& receive : receives) {
     if (receive.data.bytes() == 0) continue;
-    const auto behind = std::lower_bound(begins.begin(), begins.end(), end(receive.data));
-    if (behind == begins.begin()) continue;
-    check_overlap(*sent[static_cast<size_t>(behind - begins.begin()) - 1], receive.data, kNowhere, Operation::exchange,
-                  label);
+    const auto behind =
+        std::partition_point(sent.begin(), sent.end(), [&](const Sent& s) { return s.begin < end(receive.data); });
+    if (behind != sent.begin())
+      check_overlap(*std::prev(behind)->furthest, receive.data, kNowhere, Operation::exchange, label);
   }
 }
 

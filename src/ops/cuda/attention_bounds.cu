@@ -76,8 +76,7 @@ void find_query_bounds(const AttentionBlock& block, const BlockBounds& bounds, c
   const int64_t queries = block.query.dim(0);
   const int64_t blocks = ceil_div(ceil_div(queries, kBoundsRows), kWarps);
   launch(Start::early, query_bounds_kernel, blocks, 32 * kWarps, 0, stream, block.lo.data<int64_t>(),
-         block.hi.data<int64_t>(),
-         block.lo.stride(0), block.hi.stride(0), block.key_begin, static_cast<int>(queries),
+         block.hi.data<int64_t>(), block.lo.stride(0), block.hi.stride(0), block.key_begin, static_cast<int>(queries),
          static_cast<int>(block.key.dim(0)), bounds);
 }
 

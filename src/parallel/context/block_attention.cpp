@@ -142,26 +142,29 @@ class Rectangles {
 
   // Whether the queries of `r`, one span, are its last keys too and each sees all keys up to itself.
   bool ends_causally(const Rectangle& r) const {
-    const QuerySpan& span = spans()[r.first_span];
-    return r.last_span == r.first_span + 1 && span.runs.size() == 1 && span.runs[0].lo_step == 0 &&
-           span.runs[0].hi_step == 1 && span.runs[0].lo <= positions(r.first_segment).begin &&
-           positions(r.last_segment - 1) == span.queries.positions;
+    return r.last_span == r.first_span + 1 && sees_up_to_itself(r.first_span, r.last_segment - 1, r.first_segment);
+  }
+
+  // Whether `segment` is the span's own tokens and each of these sees all keys from segment `first` up to itself.
+  bool sees_up_to_itself(size_t span, size_t segment, size_t first) const {
+    const auto& [queries, sees, runs] = spans()[span];
+    return queries.positions == positions(segment) && runs.size() == 1 && runs[0].lo_step == 0 &&
+           runs[0].lo <= positions(first).begin && runs[0].hi_step == 1 && runs[0].hi == queries.positions.begin + 1;
   }
 
   // Whether the keys are those of the queries' own tokens, and each query sees all of them up to itself: wherever the
   // tokens stand in the row, together they are one causal block.
   bool is_causal() const {
     if (spans().size() != keys_.segments.size()) return false;
-    for (size_t i = 0; i < spans().size(); ++i) {
-      const LocalSpan& queries = spans()[i].queries;
-      const std::vector<VisibleRun>& runs = spans()[i].runs;
-      const bool follows = i == 0 || spans()[i - 1].queries.local_begin + spans()[i - 1].queries.positions.length() ==
-                                         queries.local_begin;
-      if (!follows || queries.positions != positions(i) || runs.size() != 1 || runs[0].lo_step != 0 ||
-          runs[0].lo > positions(0).begin || runs[0].hi_step != 1 || runs[0].hi != queries.positions.begin + 1)
-        return false;
-    }
+    for (size_t i = 0; i < spans().size(); ++i)
+      if (!sees_up_to_itself(i, i, 0) || (i > 0 && !follows(i))) return false;
     return true;
+  }
+
+  // Whether the span's queries lie right behind those of the span before.
+  bool follows(size_t span) const {
+    const LocalSpan& before = spans()[span - 1].queries;
+    return before.local_begin + before.positions.length() == spans()[span].queries.local_begin;
   }
 
   // Makes one rectangle of all where none of the queries has been met, or each has.
@@ -187,8 +190,7 @@ class Rectangles {
   bool continues(const Rectangle& lower, const Rectangle& upper) const {
     return lower.first_span == upper.last_span && lower.first_segment == upper.first_segment &&
            lower.last_segment == upper.last_segment && all_visible(lower) && all_visible(upper) &&
-           spans()[upper.first_span].queries.local_begin + spans()[upper.first_span].queries.positions.length() ==
-               spans()[lower.first_span].queries.local_begin &&
+           follows(lower.first_span) &&
            met_.is_new(row_, lower.first_span, keys_.heads) == met_.is_new(row_, upper.first_span, keys_.heads);
   }
 

@@ -81,9 +81,11 @@ std::vector<Message> messages(const KeySchedule& schedule, const std::vector<Par
 // Brings the keys and values of step after step to this rank.
 class KeyTravel {
  public:
-  KeyTravel(const AttentionCall& call, const KeySchedule& schedule, std::string_view pass)
+  KeyTravel(const AttentionCall& call, const KeySchedule& schedule, const std::vector<StepPlaces>& visitors,
+            std::string_view pass)
       : call_(call),
         schedule_(schedule),
+        visitors_(visitors),
         pass_(pass),
         sent_(call, schedule.sizes.sent, "attention.sent_key_value", call.dtype(), 1),
         received_(call, schedule.sizes.capacity, "attention.received_key_value", call.dtype(),
@@ -93,14 +95,14 @@ class KeyTravel {
   void start(size_t i) {
     if (i >= schedule_.steps.size()) return;
     const ExchangeStep& step = schedule_.steps[i];
-    const StepPlaces own = places_by_position(step.sends), visitors = places_by_position(step.receives);
+    const StepPlaces own = places_by_position(step.sends);
     const Tensor sent = sent_.of_step(i, own.tokens, step.heads);
     for (const PlacedSegment& placed : own.pieces) {
       cast(call_.device, own_part(call_.key, placed.segment, step.heads), tokens_of(sent, 0, placed));
       cast(call_.device, own_part(call_.value, placed.segment, step.heads), tokens_of(sent, 1, placed));
     }
     arrival_ = call_.cp->exchange(messages(schedule_, step.sends, own, sent),
-                                  messages(schedule_, step.receives, visitors, received(i, visitors)),
+                                  messages(schedule_, step.receives, visitors_[i], received(i)),
                                   fmt::format("attention {} key/value {}", pass_, step.name));
   }
 
@@ -116,25 +118,29 @@ class KeyTravel {
     if (schedule_.sizes.overlap) start(i + 1);
   }
 
-  // What step i brought, placed by position.
-  Tensor received(size_t i, const StepPlaces& places) const {
-    return received_.of_step(i, places.tokens, schedule_.steps[i].heads);
-  }
+  // What step i brought, as visitors[i] places it.
+  Tensor received(size_t i) const { return received_.of_step(i, visitors_[i].tokens, schedule_.steps[i].heads); }
 
  private:
   const AttentionCall& call_;
   const KeySchedule& schedule_;
+  const std::vector<StepPlaces>& visitors_;
   std::string_view pass_;
   StepBuffers sent_;
   StepBuffers received_;
   Work arrival_;
 };
 
-// Calls body(key block, its tokens among the step's) for all that step i brought, row by row.
+// Where what each step brings lies.
+std::vector<StepPlaces> places_of_visitors(const KeySchedule& schedule) {
+  std::vector<StepPlaces> places;
+  for (const ExchangeStep& step : schedule.steps) places.push_back(places_by_position(step.receives));
+  return places;
+}
+
+// Calls body(key block, its tokens among the step's) for all that a step brought, row by row.
 template <typename Body>
-void for_each_received(const KeySchedule& schedule, const KeyTravel& travel, size_t i, Body&& body) {
-  const StepPlaces places = places_by_position(schedule.steps[i].receives);
-  const Tensor received = travel.received(i, places);
+void for_each_received(const StepPlaces& places, Span heads, const Tensor& received, Body&& body) {
   for (auto piece = places.pieces.begin(); piece != places.pieces.end();) {
     std::vector<Segment> segments;
     Span tokens{piece->begin, piece->begin};
@@ -148,32 +154,33 @@ void for_each_received(const KeySchedule& schedule, const KeyTravel& travel, siz
       else
         segments.push_back(next);
     }
-    body(KeyBlock{segments, schedule.steps[i].heads, tokens_of(received, 0, tokens), tokens_of(received, 1, tokens)},
-         tokens);
+    body(KeyBlock{segments, heads, tokens_of(received, 0, tokens), tokens_of(received, 1, tokens)}, tokens);
   }
 }
 
 // Brings gradients of visited keys back to their owners, who add them to their own.
 class GradientTravel {
  public:
-  GradientTravel(const AttentionCall& call, const KeySchedule& schedule, const Tensor& d_key, const Tensor& d_value)
+  GradientTravel(const AttentionCall& call, const KeySchedule& schedule, const std::vector<StepPlaces>& visitors,
+                 const Tensor& d_key, const Tensor& d_value)
       : call_(call),
         schedule_(schedule),
+        visitors_(visitors),
         d_key_(d_key),
         d_value_(d_value),
         computed_(call, schedule.sizes.capacity, "attention.visitor_d_key_value", DType::f32, schedule.sizes.buffers()),
         received_(call, schedule.sizes.capacity, "attention.received_d_key_value", DType::f32, 1) {}
 
   // Where the gradients of what step i brought are to be written, as that is placed.
-  Tensor computed(size_t i) const { return computed(i, places_by_position(schedule_.steps[i].receives)); }
+  Tensor computed(size_t i) const { return computed_.of_step(i, visitors_[i].tokens, schedule_.steps[i].heads); }
 
   // Sends home what step i added up, once the step before it has been taken in.
   void send(size_t i) {
     take_in();
     const ExchangeStep& step = schedule_.steps[i];
-    const StepPlaces visitors = places_by_position(step.receives), own = places_by_parcel(step.sends);
-    arrival_ = call_.cp->exchange(messages(schedule_, step.receives, visitors, computed(i, visitors)),
-                                  messages(schedule_, step.sends, own, received(i, own)),
+    own_ = places_by_parcel(step.sends);
+    arrival_ = call_.cp->exchange(messages(schedule_, step.receives, visitors_[i], computed(i)),
+                                  messages(schedule_, step.sends, own_, received(i)),
                                   fmt::format("attention backward d_key/d_value {}", step.name));
     under_way_ = i;
     if (!schedule_.sizes.overlap) take_in();
@@ -184,9 +191,8 @@ class GradientTravel {
     if (!under_way_) return;
     arrival_.wait();
     const ExchangeStep& step = schedule_.steps[*under_way_];
-    const StepPlaces own = places_by_parcel(step.sends);
-    const Tensor gradients = received(*under_way_, own);
-    for (const PlacedSegment& placed : own.pieces) {
+    const Tensor gradients = received(*under_way_);
+    for (const PlacedSegment& placed : own_.pieces) {
       const Tensor d_key = own_part(d_key_, placed.segment, step.heads);
       const Tensor d_value = own_part(d_value_, placed.segment, step.heads);
       add(call_.device, d_key, tokens_of(gradients, 0, placed), d_key);
@@ -196,21 +202,18 @@ class GradientTravel {
   }
 
  private:
-  Tensor computed(size_t i, const StepPlaces& places) const {
-    return computed_.of_step(i, places.tokens, schedule_.steps[i].heads);
-  }
-  Tensor received(size_t i, const StepPlaces& places) const {
-    return received_.of_step(i, places.tokens, schedule_.steps[i].heads);
-  }
+  Tensor received(size_t i) const { return received_.of_step(i, own_.tokens, schedule_.steps[i].heads); }
 
   const AttentionCall& call_;
   const KeySchedule& schedule_;
+  const std::vector<StepPlaces>& visitors_;
   Tensor d_key_;
   Tensor d_value_;
   StepBuffers computed_;
   StepBuffers received_;
   Work arrival_;
   std::optional<size_t> under_way_;
+  StepPlaces own_;  // of what is under way
 };
 
 // Scratch for any block that rows of these lengths can bring, however they are dealt to the ranks and whatever their
@@ -246,14 +249,15 @@ void run_backward_into(const AttentionCall& call, const KeySchedule& schedule, O
   if (call.ranks() == 1) return attend_own_backward(call, met, gradient, d_key, d_value);
   plan_largest_blocks(call, schedule);
 
-  KeyTravel travel(call, schedule, "backward");
-  GradientTravel home(call, schedule, d_key, d_value);
+  const std::vector<StepPlaces> visitors = places_of_visitors(schedule);
+  KeyTravel travel(call, schedule, visitors, "backward");
+  GradientTravel home(call, schedule, visitors, d_key, d_value);
   travel.begin();
   attend_own_backward(call, met, gradient, d_key, d_value);
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     travel.arrive(i);
     const Tensor sums = home.computed(i);
-    for_each_received(schedule, travel, i, [&](const KeyBlock& keys, Span tokens) {
+    for_each_received(visitors[i], schedule.steps[i].heads, travel.received(i), [&](const KeyBlock& keys, Span tokens) {
       attend_backward(call, met, gradient, keys, tokens_of(sums, 0, tokens), tokens_of(sums, 1, tokens));
     });
     home.send(i);
@@ -268,12 +272,13 @@ void run_forward(const AttentionCall& call, const KeySchedule& schedule, Tensor 
   finish_blind_queries(call, out, lse);
   if (call.ranks() == 1) return attend_own_forward(call, met, out, lse);
   plan_largest_blocks(call, schedule);
-  KeyTravel travel(call, schedule, "forward");
+  const std::vector<StepPlaces> visitors = places_of_visitors(schedule);
+  KeyTravel travel(call, schedule, visitors, "forward");
   travel.begin();
   attend_own_forward(call, met, out, lse);
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     travel.arrive(i);
-    for_each_received(schedule, travel, i,
+    for_each_received(visitors[i], schedule.steps[i].heads, travel.received(i),
                       [&](const KeyBlock& keys, Span) { attend_forward(call, met, keys, out, lse); });
   }
 }
