@@ -87,11 +87,4 @@ struct BackwardArguments : AttentionArguments {
   bool add_key_value = true;
 };
 
-// `scratch`: attention_kernel_forward_scratch or attention_kernel_backward_scratch bytes.
-ForwardArguments forward_arguments(const AttentionBlock& block, StateUse use, const Tensor& out, const Tensor& lse,
-                                   void* scratch);
-BackwardArguments backward_arguments(const AttentionBlock& block, const Tensor& d_out, const Tensor& lse,
-                                     const Tensor& delta, Accumulate d_query_use, Accumulate d_key_value_use,
-                                     const Tensor& d_query, const Tensor& d_key, const Tensor& d_value, void* scratch);
-
 }  // namespace farspan::cuda

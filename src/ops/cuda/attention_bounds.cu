@@ -68,8 +68,9 @@ __global__ void key_bounds_kernel(int query_tiles, int key_tiles, BlockBounds bo
 
 }  // namespace
 
-BlockBounds place_query_bounds(ScratchPlaces& places, int64_t queries) {
-  return {.rows = places.take<int2>(queries), .tiles = places.take<TileBounds>(ceil_div(queries, kBoundsRows))};
+BlockBounds place_query_bounds(ScratchParts& scratch, int64_t queries) {
+  return {.rows = scratch.take_array<int2>(queries),
+          .tiles = scratch.take_array<TileBounds>(ceil_div(queries, kBoundsRows))};
 }
 
 void find_query_bounds(const AttentionBlock& block, const BlockBounds& bounds, cudaStream_t stream) {

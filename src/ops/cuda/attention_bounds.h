@@ -3,28 +3,13 @@
 // query sees, and for whole tiles of queries and keys what can be skipped and what needs no mask. Kept in scratch.
 #pragma once
 
-#include <utility>
-
 #include "ops/cuda/attention_arguments.h"
-#include "ops/cuda/scratch.h"
+#include "ops/cuda/scratch_parts.h"
 
 namespace farspan::cuda {
 
-// Parts of a scratch, one behind the other.
-class ScratchPlaces {
- public:
-  explicit ScratchPlaces(void* scratch) : next_(static_cast<char*>(scratch)) {}
-  template <typename T>
-  T* take(int64_t count) {
-    return reinterpret_cast<T*>(std::exchange(next_, next_ + scratch_part(count * static_cast<int64_t>(sizeof(T)))));
-  }
-
- private:
-  char* next_;
-};
-
 // Where bounds.rows and bounds.tiles lie.
-BlockBounds place_query_bounds(ScratchPlaces& places, int64_t queries);
+BlockBounds place_query_bounds(ScratchParts& scratch, int64_t queries);
 
 // Fills bounds.rows and bounds.tiles.
 void find_query_bounds(const AttentionBlock& block, const BlockBounds& bounds, cudaStream_t stream);

@@ -58,15 +58,14 @@ void fill_arguments(AttentionArguments& a, const AttentionBlock& block) {
                .key_begin = block.key_begin};
 }
 
-}  // namespace
-
+// In the device's scratch: attention_kernel_forward_scratch or attention_kernel_backward_scratch bytes.
 ForwardArguments forward_arguments(const AttentionBlock& block, StateUse use, const Tensor& out, const Tensor& lse,
-                                   void* scratch) {
+                                   const Device& device) {
   ForwardArguments a;
   fill_arguments(a, block);
-  ScratchPlaces places(scratch);
-  a.bounds = place_query_bounds(places, a.queries);
-  a.query_order = places.take<TilePlace>(ordered_tiles(a.queries, a.heads));
+  ScratchParts scratch(device);
+  a.bounds = place_query_bounds(scratch, a.queries);
+  a.query_order = scratch.take_array<TilePlace>(ordered_tiles(a.queries, a.heads));
   a.out = heads_view(out);
   a.lse = rows_view(lse);
   a.add = use == StateUse::add;
@@ -75,14 +74,15 @@ ForwardArguments forward_arguments(const AttentionBlock& block, StateUse use, co
 
 BackwardArguments backward_arguments(const AttentionBlock& block, const Tensor& d_out, const Tensor& lse,
                                      const Tensor& delta, Accumulate d_query_use, Accumulate d_key_value_use,
-                                     const Tensor& d_query, const Tensor& d_key, const Tensor& d_value, void* scratch) {
+                                     const Tensor& d_query, const Tensor& d_key, const Tensor& d_value,
+                                     const Device& device) {
   BackwardArguments a;
   fill_arguments(a, block);
-  ScratchPlaces places(scratch);
-  a.bounds = place_query_bounds(places, a.queries);
-  a.query_order = places.take<TilePlace>(ordered_tiles(a.queries, a.heads));
-  a.bounds.key_tiles = places.take<int2>(ceil_div(a.keys, kBoundsRows));
-  a.key_order = places.take<TilePlace>(ordered_tiles(a.keys, a.kv_heads));
+  ScratchParts scratch(device);
+  a.bounds = place_query_bounds(scratch, a.queries);
+  a.query_order = scratch.take_array<TilePlace>(ordered_tiles(a.queries, a.heads));
+  a.bounds.key_tiles = scratch.take_array<int2>(ceil_div(a.keys, kBoundsRows));
+  a.key_order = scratch.take_array<TilePlace>(ordered_tiles(a.keys, a.kv_heads));
   a.d_out = heads_view(d_out);
   a.lse = rows_view(lse);
   a.delta = rows_view(delta);
@@ -93,8 +93,6 @@ BackwardArguments backward_arguments(const AttentionBlock& block, const Tensor& 
   a.add_key_value = d_key_value_use == Accumulate::yes;
   return a;
 }
-
-namespace {
 
 // What the kernels for Hopper (wgmma, bulk copies) need of a block.
 bool suits_hopper(const Device& device, const AttentionArguments& a) {
@@ -116,7 +114,7 @@ std::string attention_kernel_declines(const AttentionBlock& block) {
 void attention_kernel_forward(Device& device, const AttentionBlock& block, StateUse use, const Tensor& out,
                               const Tensor& lse) {
   if (out.numel() == 0) return;
-  const ForwardArguments a = forward_arguments(block, use, out, lse, device.scratch());
+  const ForwardArguments a = forward_arguments(block, use, out, lse, device);
   const cudaStream_t stream = compute_stream(device);
   find_query_bounds(block, a.bounds, stream);
   if (a.query.f32) return attention_forward_fp32(a, stream);
@@ -127,8 +125,8 @@ void attention_kernel_forward(Device& device, const AttentionBlock& block, State
 void attention_kernel_backward(Device& device, const AttentionBlock& block, const Tensor& d_out, const Tensor& lse,
                                const Tensor& delta, Accumulate d_query_use, Accumulate d_key_value_use,
                                const Tensor& d_query, const Tensor& d_key, const Tensor& d_value) {
-  const BackwardArguments a = backward_arguments(block, d_out, lse, delta, d_query_use, d_key_value_use, d_query, d_key,
-                                                 d_value, device.scratch());
+  const BackwardArguments a =
+      backward_arguments(block, d_out, lse, delta, d_query_use, d_key_value_use, d_query, d_key, d_value, device);
   const cudaStream_t stream = compute_stream(device);
   find_query_bounds(block, a.bounds, stream);
   find_key_bounds(block, a.bounds, stream);

@@ -11,6 +11,7 @@
 #include "ops/cuda/attention_merge.h"
 #include "ops/cuda/attention_scratch.h"
 #include "ops/cuda/ops.h"
+#include "ops/cuda/scratch_parts.h"
 #include "ops/cudnn/block_plan.h"
 
 namespace farspan::cuda {
@@ -19,27 +20,6 @@ namespace {
 constexpr int64_t kMostHeadSize = 128;
 // From here on forward's log-sum-exps may lie at any stride.
 constexpr int64_t kLeastVersion = 91200;
-
-// Tensors one behind the other in the device's scratch, and what is left behind them.
-class ScratchParts {
- public:
-  explicit ScratchParts(const Device& device)
-      : next_(static_cast<char*>(device.scratch())), left_(device.scratch_bytes()) {}
-
-  void* take(int64_t bytes) {
-    void* const part = next_;
-    next_ += scratch_part(bytes);
-    left_ -= scratch_part(bytes);
-    return part;
-  }
-  Tensor take(DType dtype, const Shape& shape) { return {take(shape.numel() * size_of(dtype)), dtype, shape}; }
-  void* rest() const { return next_; }
-  int64_t left() const { return left_; }
-
- private:
-  char* next_;
-  int64_t left_;
-};
 
 bool aligned(const Tensor& x) {
   const auto whole = [&](int64_t elements) { return elements * size_of(x.dtype()) % 16 == 0; };
