@@ -3,10 +3,10 @@
 //
 //   cuda_context_attention_bench [part of the cases' names] [seconds for each figure]
 //
-// What a rank receives is copied from noise on its own GPU, so a figure holds the blocks, the merges of their results,
-// the packing of what would travel and one local copy in a link's stead. Below it, by op, what a pass of all ranks
-// takes without those copies. Variants take turns, each for so long that the GPU's power limit shows. A plain program:
-// the benchmark library need not be where the GPU is.
+// The first figures hold the blocks, the merges of their results and the packing of what would travel: what would be
+// received lies there as noise. "with copies": besides, each pass copies as much on the GPU itself, in a link's stead.
+// Below, by op, what a pass of all ranks takes. Variants take turns, each for so long that the GPU's power limit shows.
+// A plain program: the benchmark library need not be where the GPU is.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -199,6 +199,8 @@ struct OpSeconds final : OpObserver {
 struct Seconds {
   double forward = 0;
   double backward = 0;
+  double forward_with_copies = 0;
+  double backward_with_copies = 0;
   OpSeconds forward_ops, backward_ops;
 };
 
@@ -217,8 +219,9 @@ Seconds measure(Device& device, const Noise& noise, const Case& c, const Variant
   noise.fill(device, received.data(), received.bytes());
   for (int rank = 0; rank < v.cp; ++rank) {
     const int64_t program_bytes = plan_of(c, v, rank, 0).peak_bytes;
-    Rank on_gpu(c, v, rank, device, &received);
+    Rank on_gpu(c, v, rank, device, nullptr), copying(c, v, rank, device, &received);
     on_gpu.fill(noise);
+    copying.fill(noise);
     Arena arena(device, plan_of(c, v, rank, program_bytes));
     {
       const ProgramScope scope(arena, "noise");
@@ -226,7 +229,9 @@ Seconds measure(Device& device, const Noise& noise, const Case& c, const Variant
       noise.fill(device, all.tensor().raw(), all.tensor().bytes());
     }
     sum.forward += seconds_of(device, seconds, [&] { on_gpu.forward(arena); });
+    sum.forward_with_copies += v.cp == 1 ? 0 : seconds_of(device, seconds, [&] { copying.forward(arena); });
     sum.backward += seconds_of(device, seconds, [&] { on_gpu.backward(arena); });
+    sum.backward_with_copies += v.cp == 1 ? 0 : seconds_of(device, seconds, [&] { copying.backward(arena); });
     observe(device, sum.forward_ops, [&] { on_gpu.forward(arena); });
     observe(device, sum.backward_ops, [&] { on_gpu.backward(arena); });
     device.use_scratch(nullptr, 0);
@@ -334,6 +339,10 @@ int run(const std::string& wanted, double seconds) {
           std::string(choice_name(v.layout)).c_str(), took.forward * 1e3, c.flops() / took.forward * 1e-12,
           took.forward / alone.forward, took.backward * 1e3, 2.5 * c.flops() / took.backward * 1e-12,
           took.backward / alone.backward);
+      if (v.cp > 1)
+        std::printf("    with copies: forward %8.3f ms %.3f of cp 1   backward %8.3f ms %.3f of cp 1\n",
+                    took.forward_with_copies * 1e3, took.forward_with_copies / alone.forward,
+                    took.backward_with_copies * 1e3, took.backward_with_copies / alone.backward);
       std::printf("    ms: %s\n    ms: %s\n", took.forward_ops.text().c_str(), took.backward_ops.text().c_str());
       std::fflush(stdout);
     }

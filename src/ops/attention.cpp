@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/attention.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -21,17 +22,41 @@
 namespace farspan {
 namespace {
 
+// The queries whose results a block begins: all, or the ascending spans of those that see any of its keys. Reads lo and
+// hi.
+struct QuerySpan {
+  int64_t begin, end;
+};
+std::vector<QuerySpan> begun_queries(const AttentionBlock& block) {
+  const int64_t queries = block.query.dim(0);
+  if (!block.keeps_blind) return {{0, queries}};
+  std::vector<QuerySpan> seeing;
+  for (int64_t i = 0; i < queries; ++i) {
+    const int64_t lo = std::max(block.lo.data<int64_t>()[i * block.lo.stride(0)], block.key_begin);
+    const int64_t hi = std::min(block.hi.data<int64_t>()[i * block.hi.stride(0)], block.key_begin + block.key.dim(0));
+    if (lo >= hi) continue;
+    if (seeing.empty() || seeing.back().end != i) seeing.push_back({i, i});
+    seeing.back().end = i + 1;
+  }
+  return seeing;
+}
+
 // An implementation for the CPU, which is told of blocks only: state and gradients are fp32 and are added to.
 template <auto declines_block, auto run_forward, auto run_backward>
 constexpr AttentionImplementation on_cpu(std::string_view name) {
   return {name, [](Device&, const AttentionForward& call) { return std::string(declines_block(call.block)); },
           [](Device&, const AttentionBackward& call) { return std::string(declines_block(call.block)); },
           [](Device& device, const AttentionForward& call) {
-            if (call.use == StateUse::begin) cpu::attention_state_init(device, call.out, call.lse);
+            if (call.use == StateUse::begin)
+              for (const QuerySpan& queries : begun_queries(call.block))
+                cpu::attention_state_init(device, call.out.slice(0, queries.begin, queries.end),
+                                          call.lse.slice(1, queries.begin, queries.end));
             run_forward(device, call.block, call.out, call.lse);
           },
           [](Device& device, const AttentionBackward& call) {
-            if (call.d_query_use == Accumulate::no) cpu::zero_heads(device, call.d_query);
+            if (call.d_query_use == Accumulate::no)
+              for (const QuerySpan& queries : begun_queries(call.block))
+                cpu::zero_heads(device, call.d_query.slice(0, queries.begin, queries.end));
             if (call.d_key_value_use == Accumulate::no) {
               cpu::zero_heads(device, call.d_key);
               cpu::zero_heads(device, call.d_value);
@@ -222,7 +247,7 @@ void attention_block_forward(Device& device, const AttentionBlock& block, StateU
   const AttentionForward call{block, use, out, lse};
   device.run({op, OpClass::attention, flops, bytes, scratch_bytes(device, call)}, [&] {
     if (!empty(block)) return attend_forward_by_choice(device, call);
-    if (use == StateUse::begin) init_state(device, out, lse);
+    if (use == StateUse::begin && !block.keeps_blind) init_state(device, out, lse);
   });
 }
 
@@ -270,7 +295,7 @@ void attention_block_backward(Device& device, const AttentionBlock& block, const
   const AttentionBackward call{block, out, d_out, lse, delta, d_query_use, d_key_value_use, d_query, d_key, d_value};
   device.run({op, OpClass::attention, flops, bytes, scratch_bytes(device, call)}, [&] {
     if (!empty(block)) return attend_backward_by_choice(device, call);
-    if (d_query_use == Accumulate::no) zero(device, d_query);
+    if (d_query_use == Accumulate::no && !block.keeps_blind) zero(device, d_query);
     if (d_key_value_use == Accumulate::no) {
       zero(device, d_key);
       zero(device, d_value);

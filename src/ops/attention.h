@@ -77,6 +77,9 @@ struct AttentionBlock {
   // without waiting for the device, which blocks are plain or causal and where one document ends.
   std::span<const VisibleRun> runs = {};
   AttentionDropout dropout = {};
+  // Queries that see no key of this block keep what out, lse and d_query hold, also where the block begins these: other
+  // blocks do.
+  bool keeps_blind = false;
 };
 
 // What the running state holds before a block.

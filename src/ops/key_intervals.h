@@ -19,13 +19,19 @@ struct KeyPiece {
   int64_t end() const { return begin + length; }
 };
 
-// More pieces than this are not taken: they travel as an argument of a kernel.
+// Numbers [begin, end) of queries.
+struct QueryRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// More pieces of keys, or ranges of queries, than this are not taken: they travel as an argument of a kernel.
 inline constexpr int64_t kMostKeyPieces = 64;
 
-// key_lo and key_hi (n) i64: how many keys of the pieces lie before lo and hi (n) i64, row positions. `pieces`:
-// ascending, 1 to kMostKeyPieces. Throws InternalError otherwise, and on shapes or types that do not fit. On the
-// device's compute stream.
-void key_intervals(Device& device, std::span<const KeyPiece> pieces, const Tensor& lo, const Tensor& hi, Tensor key_lo,
-                   Tensor key_hi);
+// key_lo and key_hi (n) i64: how many keys of the pieces lie before lo and hi (n) i64, row positions; 0 and 0 for
+// queries outside `queries`. Both lists ascend and have 1 to kMostKeyPieces entries. Throws InternalError otherwise,
+// and on shapes or types that do not fit. On the device's compute stream.
+void key_intervals(Device& device, std::span<const KeyPiece> pieces, std::span<const QueryRange> queries,
+                   const Tensor& lo, const Tensor& hi, Tensor key_lo, Tensor key_hi);
 
 }  // namespace farspan

@@ -323,5 +323,56 @@ TEST_P(AttentionFarApart, B106_PositionsBeyond32Bits) {
   EXPECT_EQ(lse, expected.lse);
 }
 
+Tensor expected_tensor(const TestVector<float>& values, const Shape& shape) {
+  return {const_cast<float*>(values.data()), DType::f32, shape};
+}
+
+// A block that begins results leaves those of queries that see none of its keys to other blocks: whole tiles of them,
+// and single ones among others.
+TEST_P(AttentionFarApart, BlindQueriesMayKeepTheirResults) {
+  const auto sees = [](int64_t i) { return i < 70 ? i % 7 != 3 : i >= 210 && i != 230; };
+  const Mask mask = mask_from(300, [&](int64_t i) { return sees(i) ? Interval{i / 2, i + 1} : Interval{300, 310}; });
+  for (const int64_t head_size : {64, 80}) {
+    const Problem p = random_problem({300, 300, 4, 2, head_size}, mask, dtype());
+    const Results<float> expected = run(implementation(), p);
+    Device& device = test_device(1);
+    Tensors tensors(p);
+    const Shape of_queries{300, 4, head_size}, of_keys{300, 2, head_size};
+    TestVector<float> out(p.query.size(), 7.0f), lse(4 * 300, 3.0f), delta(lse.size());
+    TestVector<float> d_query(out.size(), 5.0f), d_key(p.key.size(), kNaN), d_value(p.key.size(), kNaN);
+    AttentionForward forward{tensors.block({0, 300}), StateUse::begin, f32_tensor(out, of_queries),
+                             f32_tensor(lse, {4, 300})};
+    forward.block.keeps_blind = true;
+    if (!implementation().forward_declines(device, forward).empty()) return;
+    attend_with(implementation(), device, forward);
+    const Tensor final_lse(expected_tensor(expected.lse, {4, 300}));
+    attention_delta(device, expected_tensor(expected.out, of_queries), tensors.d_out(), f32_tensor(delta, {4, 300}));
+    AttentionBackward backward{.block = forward.block,
+                               .out = {},
+                               .d_out = tensors.d_out(),
+                               .lse = final_lse,
+                               .delta = f32_tensor(delta, {4, 300}),
+                               .d_query_use = Accumulate::no,
+                               .d_key_value_use = Accumulate::no,
+                               .d_query = f32_tensor(d_query, of_queries),
+                               .d_key = f32_tensor(d_key, of_keys),
+                               .d_value = f32_tensor(d_value, of_keys)};
+    attend_with(implementation(), device, backward);
+    device.synchronize();
+    for (int64_t i = 0; i < 300; ++i)
+      for (int64_t head = 0; head < 4; ++head) {
+        const auto scalar = static_cast<size_t>(head * 300 + i);
+        EXPECT_EQ(lse[scalar], sees(i) ? expected.lse[scalar] : 3.0f) << i;
+        for (int64_t d = 0; d < head_size; ++d) {
+          const auto at = static_cast<size_t>((i * 4 + head) * head_size + d);
+          EXPECT_EQ(out[at], sees(i) ? expected.out[at] : 7.0f) << i;
+          EXPECT_EQ(d_query[at], sees(i) ? expected.d_query[at] : 5.0f) << i;
+        }
+      }
+    EXPECT_EQ(d_key, expected.d_key);
+    EXPECT_EQ(d_value, expected.d_value);
+  }
+}
+
 }  // namespace
 }  // namespace farspan::test

@@ -323,6 +323,21 @@ TEST(ContextAttentionCost, AGatherOfFewKeysIsOneStep) {
   }
 }
 
+// Hops that bring few keys are one step, also of more than one peer; those that bring all are one each.
+TEST(ContextAttentionCost, HopsOfFewKeysTravelTogether) {
+  const AttentionCase whole = causal_row(256);
+  AttentionCase packed = whole;
+  packed.documents = {documents_of({40, 40, 40, 40, 40, 40, 16})};
+  const RankSetup setup{.cp = 8, .dtype = DType::bf16};
+  for (int rank = 0; rank < setup.cp; ++rank) {
+    Traffic of_whole, of_packed;
+    plan_rank(whole, setup, rank, &of_whole, nullptr, DeviceKind::cuda);
+    plan_rank(packed, setup, rank, &of_packed, nullptr, DeviceKind::cuda);
+    EXPECT_EQ(of_whole.calls, 7) << rank;
+    EXPECT_EQ(of_packed.calls, 1) << rank;
+  }
+}
+
 // Memory is planned for rows that are one document. Packed ones bring fewer keys, so more heads at a time, or more keys
 // to some of the queries, and must need no more of a GPU's scratch.
 TEST(ContextAttentionCost, ScratchIsPlannedForEveryMask) {
@@ -410,8 +425,10 @@ TEST(ContextAttentionCost, AutoIsResolvedBeforehand) {
 struct Blocks : OpObserver {
   int64_t count = 0;
   double flops = 0;
+  std::vector<OpCost> forward;
   void on_op(const OpCost& cost, OpTime) override {
     if (cost.op_class != OpClass::attention) return;
+    if (cost.op == "attention_block_forward") forward.push_back(cost);
     ++count;
     flops += cost.flops;
   }
@@ -458,6 +475,27 @@ TEST(ContextAttentionCost, AGpuRunsNeighbouringBlocksAsOne) {
       EXPECT_EQ(joined.flops, separate.flops) << describe(setup);
       EXPECT_LE(joined.count, separate.count) << describe(setup);
     }
+}
+
+// Queries that see other ranks' keys wait for these where the others are enough to do meanwhile: two blocks, each of
+// which writes its results once, rounded. Where they are not, the second block reads and writes the fp32 state.
+TEST(ContextAttentionCost, OnAGpuQueriesWaitForOtherRanksKeysIfTheRestIsEnoughToDo) {
+  AttentionCase c = causal_row(8192);
+  const auto blocks = [&](std::vector<Span> documents, CpCommType comm_type) {
+    c.documents = {std::move(documents)};
+    return Blocks(c, {.cp = 2, .comm_type = comm_type, .dtype = DType::bf16}, 1, DeviceKind::cuda);
+  };
+  for (CpCommType comm_type : kTravelTypes) {
+    // Chunks of 2048 tokens, of which rank 1 has the second and the third, 4096 in a row.
+    const Blocks late = blocks(documents_of({2040, 16, 2000, 2000, 2136}), comm_type);
+    std::vector<Span> short_ones = documents_of({8, 4000});
+    while (short_ones.back().end < 8192)
+      short_ones.push_back({short_ones.back().end, std::min<int64_t>(8192, short_ones.back().end + 64)});
+    const Blocks met_twice = blocks(short_ones, comm_type);
+    ASSERT_EQ(late.forward.size(), 2) << choice_name(comm_type);
+    ASSERT_EQ(met_twice.forward.size(), 2) << choice_name(comm_type);
+    for (size_t i = 0; i < 2; ++i) EXPECT_LT(late.forward[i].bytes, met_twice.forward[i].bytes);
+  }
 }
 
 }  // namespace

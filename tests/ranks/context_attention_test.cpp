@@ -164,6 +164,21 @@ TEST(ContextAttention, KeysTravelInPieces) {
   }
 }
 
+// Rows of which most queries see keys of their own rank alone: on a GPU the others wait for what travels and see all
+// their keys at once (late_queries.h). Also with padding, and under the types that trade heads first.
+TEST(ContextAttention, MostQueriesSeeOneRankAlone) {
+  AttentionCase c{
+      .seq_length = 512,
+      .heads = 4,
+      .kv_heads = 1,
+      .head_dim = 8,
+      .documents = {documents_of({124, 8, 120, 8, 120, 8, 124}), documents_of({124, 8, 120, 8, 120, 8, 60})}};
+  expect_for_each_setup(c, 2, expect_equals_oracle);
+  c.rule.causal = false;
+  expect_equals_oracle(c, {.cp = 2});
+  expect_equals_oracle(c, {.cp = 4, .comm_type = CpCommType::all_gather, .layout = CpLayout::contiguous});
+}
+
 TEST(ContextAttention, TheGatherTakesSomeHeadsAtATime) {
   AttentionCase c{.seq_length = 45, .heads = 10, .kv_heads = 5, .documents = {{{0, 45}}, documents_of({19, 26})}};
   const int64_t head =

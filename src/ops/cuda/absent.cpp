@@ -29,7 +29,8 @@ void rms_norm_rope_backward(Device&, const Tensor&, const Tensor&, const Tensor&
   absent();
 }
 
-void key_intervals(Device&, std::span<const KeyPiece>, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
+void key_intervals(Device&, std::span<const KeyPiece>, std::span<const QueryRange>, const Tensor&, const Tensor&,
+                   const Tensor&, const Tensor&) {
   absent();
 }
 

@@ -69,6 +69,7 @@ struct AttentionArguments {
   int group = 0;  // query heads per key/value head
   int head_size = 0;
   float scale = 1;
+  bool keeps_blind = false;
   DropoutArguments dropout;
 };
 

@@ -89,7 +89,8 @@ __global__ void __launch_bounds__(kFp32Threads) d_query_kernel(const __grid_cons
       return key + c >= shared.rows[row].sees.x && key + c < shared.rows[row].sees.y;
     });
   }
-  F::store(d_query, a.d_query, head, first_query, a.queries, a.head_size, a.scale, a.add_query);
+  const auto stored = [&](int query) { return query < a.queries && !keeps_blind(a, query); };
+  F::store(d_query, a.d_query, head, first_query, stored, a.head_size, a.scale, a.add_query);
 }
 
 template <int kHeadSize>
@@ -133,8 +134,9 @@ __global__ void __launch_bounds__(kFp32Threads) d_key_value_kernel(const __grid_
       F::accumulate(d_key, shrink, shared.d_scores, shared.query, sees);
     }
   }
-  F::store(d_key, a.d_key, kv_head, first_key, a.keys, a.head_size, a.scale, a.add_key_value);
-  F::store(d_value, a.d_value, kv_head, first_key, a.keys, a.head_size, 1, a.add_key_value);
+  const auto stored = [&](int key) { return key < a.keys; };
+  F::store(d_key, a.d_key, kv_head, first_key, stored, a.head_size, a.scale, a.add_key_value);
+  F::store(d_value, a.d_value, kv_head, first_key, stored, a.head_size, 1, a.add_key_value);
 }
 
 template <int kHeadSize>

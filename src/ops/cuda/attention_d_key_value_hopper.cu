@@ -195,21 +195,11 @@ class Consumer {
   }
 
   __device__ void store(const BackwardArguments& a, int kv_head) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int key = row_ + 8 * half;
-      if (key >= a.keys) continue;
-      const float factor_key = poisoned_[half] ? NAN : a.scale, factor_value = poisoned_[half] ? NAN : 1;
-#pragma unroll
-      for (int j = 0; j < P::kHeadSize / 8; ++j) {
-        const int column = 8 * j + static_cast<int>(threadIdx.x) % 4 * 2;
-        const int i = 4 * j + 2 * half;
-        store_pair(a.d_key, kv_head, key, column, d_key_[i] * factor_key, d_key_[i + 1] * factor_key, a.head_size,
-                   a.add_key_value);
-        store_pair(a.d_value, kv_head, key, column, d_value_[i] * factor_value, d_value_[i + 1] * factor_value,
-                   a.head_size, a.add_key_value);
-      }
-    }
+    const float of_key[2] = {poisoned_[0] ? NAN : a.scale, poisoned_[1] ? NAN : a.scale};
+    const float of_value[2] = {poisoned_[0] ? NAN : 1.0f, poisoned_[1] ? NAN : 1.0f};
+    const bool stored[2] = {row_ < a.keys, row_ + 8 < a.keys};
+    store_fragment<P::kHeadSize>(a.d_key, kv_head, row_, stored, d_key_, of_key, a.head_size, a.add_key_value);
+    store_fragment<P::kHeadSize>(a.d_value, kv_head, row_, stored, d_value_, of_value, a.head_size, a.add_key_value);
   }
 
  private:

@@ -147,16 +147,10 @@ class Consumer {
   }
 
   __device__ void store(const BackwardArguments& a, int head) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int query = row_ + 8 * half;
-      if (query >= a.queries) continue;
-      const float factor = poisoned_[half] ? NAN : a.scale;
-#pragma unroll
-      for (int j = 0; j < P::kHeadSize / 8; ++j)
-        store_pair(a.d_query, head, query, 8 * j + static_cast<int>(threadIdx.x) % 4 * 2,
-                   d_query_[4 * j + 2 * half] * factor, d_query_[4 * j + 2 * half + 1] * factor, a.head_size, a.add_query);
-    }
+    const float factors[2] = {poisoned_[0] ? NAN : a.scale, poisoned_[1] ? NAN : a.scale};
+    bool stored[2];
+    for (int half = 0; half < 2; ++half) stored[half] = row_ + 8 * half < a.queries && !keeps_blind(a, row_ + 8 * half);
+    store_fragment<P::kHeadSize>(a.d_query, head, row_, stored, d_query_, factors, a.head_size, a.add_query);
   }
 
  private:
@@ -273,7 +267,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   const auto [tile, head] = a.query_order[blockIdx.x];
   const int first_query = tile * P::kQueries;
   const KeyTiles tiles = key_tiles_of(a, first_query, P::kQueries, P::kKeys);
-  if (a.add_query && !tiles.any()) return;  // nothing to add
+  if ((a.add_query || a.keeps_blind) && !tiles.any()) return;  // nothing to add
 
   if (threadIdx.x < 128) {
     give_back_registers<kProducerRegisters>();

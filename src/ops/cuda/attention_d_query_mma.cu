@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads) d_query_kernel(const __grid_constant
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int query = first_query + warp_row + 8 * half + lane / 4;
-    if (query >= a.queries) continue;
+    if (query >= a.queries || keeps_blind(a, query)) continue;
     const float factor_out = poisoned[half] ? NAN : a.scale;
 #pragma unroll
     for (int n = 0; n < kHeadSize / 8; ++n)

@@ -78,8 +78,9 @@ __global__ void __launch_bounds__(kFp32Threads) forward_kernel(const __grid_cons
     __syncwarp();  // the row's threads have read its lse
     if (x == 0) update.store_lse();
     for (int v = 0; v < F::kVectors; ++v) {
-      update.store_out(4 * x + 64 * v, out.of[r][v].x, out.of[r][v].y);
-      update.store_out(4 * x + 64 * v + 2, out.of[r][v].z, out.of[r][v].w);
+      const int column = 4 * x + 64 * v;
+      update.store_out(column, out.of[r][v].x, out.of[r][v].y, update.before(column));
+      update.store_out(column + 2, out.of[r][v].z, out.of[r][v].w, update.before(column + 2));
     }
   }
 }

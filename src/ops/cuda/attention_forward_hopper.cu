@@ -166,18 +166,29 @@ class Consumer {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = sum_[half];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      StateUpdate update(a, head, row_ + 8 * half, maximum_[half] * a.scale, sum);
-      __syncwarp();  // the row's four lanes have read its lse
-      if (lane % 4 == 0) update.store_lse();
+      sum_[half] += __shfl_xor_sync(0xffffffffu, sum_[half], 1);
+      sum_[half] += __shfl_xor_sync(0xffffffffu, sum_[half], 2);
+    }
+    const StateUpdate updates[2] = {{a, head, row_, maximum_[0] * a.scale, sum_[0]},
+                                    {a, head, row_ + 8, maximum_[1] * a.scale, sum_[1]}};
+    __syncwarp();  // the rows' four lanes have read their lse
 #pragma unroll
-      for (int p = 0; p < P::kProducts; ++p)
+    for (int p = 0; p < P::kProducts; ++p) {
+      const auto column = [&](int j) { return P::kColumns * p + 8 * j + lane % 4 * 2; };
+      float2 before[2][P::kColumns / 8];
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int j = 0; j < P::kColumns / 8; ++j) before[half][j] = updates[half].before(column(j));
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int j = 0; j < P::kColumns / 8; ++j)
-          update.store_out(P::kColumns * p + 8 * j + lane % 4 * 2, out_[p][4 * j + 2 * half], out_[p][4 * j + 2 * half + 1]);
+          updates[half].store_out(column(j), out_[p][4 * j + 2 * half], out_[p][4 * j + 2 * half + 1], before[half][j]);
     }
+    if (lane % 4 != 0) return;
+    updates[0].store_lse();
+    updates[1].store_lse();
   }
 
  private:
@@ -329,7 +340,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   const auto [tile, head] = a.query_order[blockIdx.x];
   const int first_query = tile * P::kQueries;
   const KeyTiles tiles = key_tiles_of(a, first_query, P::kQueries, P::kKeys);
-  if (a.add && !tiles.any()) return;  // nothing to add
+  if ((a.add || a.keeps_blind) && !tiles.any()) return;  // nothing to add
 
   if (threadIdx.x < 128) {
     give_back_registers<kProducerRegisters>();

@@ -187,8 +187,10 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
       __syncwarp();  // the row's four lanes have read its lse
       if (lane % 4 == 0) update.store_lse();
 #pragma unroll
-      for (int n = 0; n < kHeadSize / 8; ++n)
-        update.store_out(8 * n + lane % 4 * 2, out[r][n][2 * half], out[r][n][2 * half + 1]);
+      for (int n = 0; n < kHeadSize / 8; ++n) {
+        const int column = 8 * n + lane % 4 * 2;
+        update.store_out(column, out[r][n][2 * half], out[r][n][2 * half + 1], update.before(column));
+      }
     }
 }
 

@@ -112,12 +112,13 @@ struct Fp32 {
       }
   }
 
-  // Rows from `first` on of one head, those before `tokens`, times `factor`.
-  __device__ static void store(const Results& results, const HeadsView& view, int head, int first, int tokens,
+  // Rows from `first` on of one head, those that `stored` says so of, times `factor`.
+  template <typename Stored>
+  __device__ static void store(const Results& results, const HeadsView& view, int head, int first, Stored&& stored,
                                int head_size, float factor, bool add) {
     for (int r = 0; r < kRows; ++r) {
       const int row = first + y() + 16 * r;
-      if (row >= tokens) continue;
+      if (!stored(row)) continue;
       for (int v = 0; v < kVectors; ++v) {
         const float4 x4 = results.of[r][v];
         const int column = 4 * x() + 64 * v;

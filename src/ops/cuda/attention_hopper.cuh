@@ -7,6 +7,7 @@
 #include "ops/cuda/attention_tile.cuh"
 #include "ops/cuda/copy_engine.cuh"
 #include "ops/cuda/warpgroup.cuh"
+#include "ops/cuda/warpgroup_layout.h"
 
 namespace farspan::cuda {
 
@@ -52,6 +53,29 @@ __device__ uint64_t clear_together(unsigned char* tile, int head_size, unsigned 
   const uint64_t rows = *mark;
   named_barrier_sync(kAllConsumers, kThreads);
   return rows;
+}
+
+// This thread's part of a warpgroup's results (warpgroup_layout.h), of which it has rows `row` and row + 8, each
+// times its factor and if it is `stored`: added to what is there, or written over it.
+template <int kColumns>
+__device__ void store_fragment(const HeadsView& view, int head, int row, const bool (&stored)[2], const float (&x)[kColumns / 2],
+                               const float (&factors)[2], int head_size, bool add) {
+  const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+  float2 before[2][kColumns / 8];
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j)
+      before[half][j] =
+          pair_before(view, head, row + 8 * half, column + 8 * j, head_size, add && stored[half]);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (!stored[half]) continue;
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j)
+      store_pair(view, head, row + 8 * half, column + 8 * j, x[4 * j + 2 * half] * factors[half],
+                 x[4 * j + 2 * half + 1] * factors[half], head_size, before[half][j]);
+  }
 }
 
 }  // namespace farspan::cuda

@@ -47,6 +47,7 @@ void fill_arguments(AttentionArguments& a, const AttentionBlock& block) {
   a.group = a.kv_heads > 0 ? a.heads / a.kv_heads : 0;
   a.head_size = static_cast<int>(block.query.dim(2));
   a.scale = block.scale;
+  a.keeps_blind = block.keeps_blind;
   if (block.dropout.probability == 0) return;
   const DropoutRule rule(block.dropout.probability);
   a.dropout = {.threshold = rule.threshold,

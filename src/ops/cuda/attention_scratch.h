@@ -101,7 +101,7 @@ inline int64_t backward_scratch_bytes(const AttentionSizes& s, ResultPlace place
                   std::max(kBackwardScratchBytes, backward_call_bytes(s, 1, place)));
 }
 
-inline bool cudnn_may_take(const AttentionBlock& b) { return b.query.dtype() == DType::bf16; }
+inline bool cudnn_may_take(const AttentionBlock& b) { return b.query.dtype() == DType::bf16 && !b.keeps_blind; }
 
 // Results in the query's type can be written by cuDNN itself.
 inline ResultPlace place_of(const Tensor& result) {

@@ -35,8 +35,21 @@ __global__ void __launch_bounds__(kThreads)
 __device__ float widened(float x) { return x; }
 __device__ float widened(BFloat16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
 
+// Elements that a lane loads at once.
+constexpr int kTogether = 4;
+template <typename T>
+struct alignas(kTogether * sizeof(T)) Together {
+  T of[kTogether];
+};
+
+template <typename T>
+bool loads_together(const View<const T>& view, int64_t head_size) {
+  return head_size % kTogether == 0 && view.token_stride % kTogether == 0 && view.head_stride % kTogether == 0 &&
+         reinterpret_cast<uintptr_t>(view.data) % sizeof(Together<T>) == 0;
+}
+
 // One warp a (query, head), heads varying fastest.
-template <typename Out, typename DOut>
+template <bool kLoadsTogether, typename Out, typename DOut>
 __global__ void __launch_bounds__(kThreads) delta_kernel(View<const Out> out, View<const DOut> d_out, float* delta,
                                                          int64_t delta_stride, int64_t queries, int64_t heads,
                                                          int64_t head_size) {
@@ -47,7 +60,16 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(View<const Out> out, Vi
   const Out* const o = out.row(query, head);
   const DOut* const g = d_out.row(query, head);
   float sum = 0;
-  for (int64_t d = lane; d < head_size; d += 32) sum = fmaf(widened(o[d]), widened(g[d]), sum);
+  if constexpr (kLoadsTogether) {
+    for (int64_t d = lane * kTogether; d < head_size; d += 32 * kTogether) {
+      const auto a = *reinterpret_cast<const Together<Out>*>(o + d);
+      const auto b = *reinterpret_cast<const Together<DOut>*>(g + d);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) sum = fmaf(widened(a.of[i]), widened(b.of[i]), sum);
+    }
+  } else {
+    for (int64_t d = lane; d < head_size; d += 32) sum = fmaf(widened(o[d]), widened(g[d]), sum);
+  }
   for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
   if (lane == 0) delta[head * delta_stride + query] = sum;
 }
@@ -55,8 +77,12 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(View<const Out> out, Vi
 template <typename Out, typename DOut>
 void queue_delta(Device& device, const Tensor& out, const Tensor& d_out, const Tensor& delta) {
   const int64_t rows = out.dim(0) * out.dim(1);
-  launch(delta_kernel<Out, DOut>, ceil_div(rows, kThreads / 32), kThreads, 0, compute_stream(device),
-         View<const Out>(out), View<const DOut>(d_out), delta.data<float>(), delta.stride(0), out.dim(0), out.dim(1),
+  const View<const Out> outs(out);
+  const View<const DOut> d_outs(d_out);
+  const auto kernel = loads_together(outs, out.dim(2)) && loads_together(d_outs, out.dim(2))
+                          ? delta_kernel<true, Out, DOut>
+                          : delta_kernel<false, Out, DOut>;
+  launch(kernel, ceil_div(rows, kThreads / 32), kThreads, 0, compute_stream(device), outs, d_outs, delta.data<float>(), delta.stride(0), out.dim(0), out.dim(1),
          out.dim(2));
 }
 

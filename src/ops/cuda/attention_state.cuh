@@ -13,7 +13,7 @@ class StateUpdate {
   // sum: of exp(score - maximum) over the keys seen; 0: none is. Queries past the last are left alone.
   __device__ StateUpdate(const ForwardArguments& a, int head, int query, float maximum, float sum)
       : a_(a), head_(head), query_(query), seen_(!(sum == 0)) {
-    stores_ = query < a.queries && (seen_ || !a.add);
+    stores_ = query < a.queries && (seen_ || (!a.add && !keeps_blind(a, query)));
     if (!stores_) return;
     lse_at_ = a.lse.data + head * a.lse.head_stride + query;
     lse_ = seen_ ? maximum + logf(sum) : -INFINITY;
@@ -31,21 +31,17 @@ class StateUpdate {
     if (stores_) *lse_at_ = lse_;
   }
 
-  // Columns `column` and the next of `total`, the sum of exp(score - maximum) * value.
-  __device__ void store_out(int column, float first, float second) const {
-    if (!stores_ || column >= a_.head_size) return;
+  // What is there in columns `column` and the next, of which store_out keeps a part; a kernel reads all of it first.
+  __device__ float2 before(int column) const {
+    return pair_before(a_.out, head_, query_, column, a_.head_size, a_.add && stores_);
+  }
+
+  // Columns `column` and the next of the sum of exp(score - maximum) * value.
+  __device__ void store_out(int column, float first, float second, float2 before) const {
+    if (!stores_) return;
     first = seen_ ? first * weight_ : 0;
     second = seen_ ? second * weight_ : 0;
-    const int64_t offset = query_ * a_.out.token_stride + column;
-    if (!a_.add) return store_pair(a_.out, head_, query_, column, first, second, a_.head_size, false);
-    float* const out = head_of<float>(a_.out, head_) + offset;
-    if (a_.out.pairs) {
-      float2& pair = *reinterpret_cast<float2*>(out);
-      pair = {keep_ * pair.x + first, keep_ * pair.y + second};
-      return;
-    }
-    out[0] = keep_ * out[0] + first;
-    if (column + 1 < a_.head_size) out[1] = keep_ * out[1] + second;
+    store_pair(a_.out, head_, query_, column, first, second, a_.head_size, float2{keep_ * before.x, keep_ * before.y});
   }
 
  private:

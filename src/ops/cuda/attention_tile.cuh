@@ -34,6 +34,11 @@ __device__ inline TileBounds bounds_of(const AttentionArguments& a, int first, i
   return all;
 }
 
+// Whether a query's results are to stay as they are: it sees no key, and such ones keep them.
+__device__ inline bool keeps_blind(const AttentionArguments& a, int query) {
+  return a.keeps_blind && a.bounds.rows[query].x >= a.bounds.rows[query].y;
+}
+
 template <typename T>
 __device__ T* head_of(const HeadsView& view, int head) {
   return reinterpret_cast<T*>(view.data) + head * view.head_stride;
@@ -187,9 +192,18 @@ __device__ void multiply_columns(float (&c)[kRowTiles][kColumns / 8][4], const f
   }
 }
 
-// Two neighbouring results of a row, the second only where `both`; added to what is there or written over it.
+// Two neighbouring fp32 values of a row, which results will be added to; zeros where `add` is false. A kernel reads all
+// of its values before it writes any, or each would wait for the one before.
+__device__ inline float2 pair_before(const HeadsView& view, int head, int row, int column, int head_size, bool add) {
+  if (!add || column >= head_size) return {0, 0};
+  const float* const from = head_of<float>(view, head) + row * view.token_stride + column;
+  if (view.pairs) return *reinterpret_cast<const float2*>(from);
+  return {from[0], column + 1 < head_size ? from[1] : 0};
+}
+
+// Two neighbouring results of a row, the second only where the head has it; on top of `before`.
 __device__ inline void store_pair(const HeadsView& view, int head, int row, int column, float first, float second,
-                                  int head_size, bool add) {
+                                  int head_size, float2 before) {
   if (column >= head_size) return;
   const bool both = column + 1 < head_size;
   const int64_t offset = row * view.token_stride + column;
@@ -205,13 +219,17 @@ __device__ inline void store_pair(const HeadsView& view, int head, int row, int 
   }
   float* const to = head_of<float>(view, head) + offset;
   if (view.pairs) {
-    float2& pair = *reinterpret_cast<float2*>(to);
-    const float2 before = add ? pair : float2{0, 0};
-    pair = {before.x + first, before.y + second};
+    *reinterpret_cast<float2*>(to) = {before.x + first, before.y + second};
     return;
   }
-  to[0] = (add ? to[0] : 0) + first;
-  if (both) to[1] = (add ? to[1] : 0) + second;
+  to[0] = before.x + first;
+  if (both) to[1] = before.y + second;
+}
+
+// Likewise, read and written at once.
+__device__ inline void store_pair(const HeadsView& view, int head, int row, int column, float first, float second,
+                                  int head_size, bool add) {
+  store_pair(view, head, row, column, first, second, head_size, pair_before(view, head, row, column, head_size, add));
 }
 
 }  // namespace farspan::cuda

@@ -39,8 +39,8 @@ void rms_norm_rope_backward(Device& device, const Tensor& d_y, const Tensor& x, 
                             const Tensor& rstd, const Tensor& table, RopeStyle style, const Tensor& d_x,
                             const Tensor& d_weight);
 
-void key_intervals(Device& device, std::span<const KeyPiece> pieces, const Tensor& lo, const Tensor& hi,
-                   const Tensor& key_lo, const Tensor& key_hi);
+void key_intervals(Device& device, std::span<const KeyPiece> pieces, std::span<const QueryRange> queries,
+                   const Tensor& lo, const Tensor& hi, const Tensor& key_lo, const Tensor& key_hi);
 
 void rope_table(Device& device, const Tensor& positions, std::span<const double> inverse_frequencies,
                 double attention_factor, const Tensor& table);

@@ -34,6 +34,7 @@ std::string refusal_of(const AttentionBlock& block) {
   if (head_size % 8 != 0 || head_size > kMostHeadSize)
     return fmt::format("head size {} is not a multiple of 8 up to {}", head_size, kMostHeadSize);
   if (block.dropout.probability > 0) return "dropout is drawn by position";
+  if (block.keeps_blind) return "queries that see nothing are to keep their results";
   if (cudnn_version() < kLeastVersion)
     return fmt::format("cuDNN is of version {}, before {}", cudnn_version(), kLeastVersion);
   for (const auto& [name, x] : {std::pair{"query", &block.query}, {"key", &block.key}, {"value", &block.value}})

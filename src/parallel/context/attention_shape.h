@@ -6,6 +6,8 @@
 
 namespace farspan {
 
+enum class Pass { forward, backward };
+
 struct ContextAttentionShape {
   int64_t heads = 0;     // A
   int64_t kv_heads = 0;  // K

@@ -58,8 +58,9 @@ struct BlockPart {
 // share a pair and none with a visible pair is left out.
 class Rectangles {
  public:
-  Rectangles(const AttentionCall& call, const MetQueries& met, const KeyBlock& keys)
+  Rectangles(const AttentionCall& call, const MetQueries& met, const KeyBlock& keys, const SpanSubset& queries)
       : call_(call), met_(met), keys_(keys), row_(keys.segments[0].row) {
+    if (!queries.empty()) chosen_ = &queries[static_cast<size_t>(row_)];
     if (call.joins_blocks())
       join();
     else
@@ -67,9 +68,10 @@ class Rectangles {
     if (!call.unites_blocks() || list_.size() <= 1) return;
     const bool causal = is_causal();
     const auto is_simple = [&](const Rectangle& r) { return all_visible(r) || ends_causally(r); };
-    if (causal || !std::all_of(list_.begin(), list_.end(), is_simple)) unite(causal);
+    if (causal || chosen_ != nullptr || !std::all_of(list_.begin(), list_.end(), is_simple)) unite(causal);
   }
   const std::vector<Rectangle>& list() const { return list_; }
+  bool chosen(size_t span) const { return chosen_ == nullptr || (*chosen_)[span]; }
 
  private:
   const std::vector<QuerySpan>& spans() const { return call_.query_spans[static_cast<size_t>(row_)]; }
@@ -77,6 +79,7 @@ class Rectangles {
   Span positions(size_t segment) const { return keys_.segments[segment].keys.positions; }
 
   int64_t pairs(size_t span, size_t segment) const {
+    if (!chosen(span)) return 0;
     return mask().visible_pairs(spans()[span].queries.positions, positions(segment));
   }
   bool plain(size_t span, size_t segment) const {
@@ -155,7 +158,7 @@ class Rectangles {
   // Whether the keys are those of the queries' own tokens, and each query sees all of them up to itself: wherever the
   // tokens stand in the row, together they are one causal block.
   bool is_causal() const {
-    if (spans().size() != keys_.segments.size()) return false;
+    if (chosen_ != nullptr || spans().size() != keys_.segments.size()) return false;
     for (size_t i = 0; i < spans().size(); ++i)
       if (!sees_up_to_itself(i, i, 0) || (i > 0 && !follows(i))) return false;
     return true;
@@ -167,7 +170,8 @@ class Rectangles {
     return before.local_begin + before.positions.length() == spans()[span].queries.local_begin;
   }
 
-  // Makes one rectangle of all where none of the queries has been met, or each has.
+  // Makes one rectangle of all where none of the queries has been met, or each has. Those between that are not chosen
+  // see nothing in it.
   void unite(bool causal) {
     Rectangle whole = list_[0];
     whole.pairs = 0;
@@ -181,8 +185,10 @@ class Rectangles {
       whole.pairs += r.pairs;
     }
     if (std::cmp_greater(whole.last_segment - whole.first_segment, kMostKeyPieces)) return;
+    if (std::cmp_greater(whole.last_span - whole.first_span, kMostKeyPieces)) return;
     for (size_t span = whole.first_span; span < whole.last_span; ++span)
-      if (met_.is_new(row_, span, keys_.heads) != met_.is_new(row_, whole.first_span, keys_.heads)) return;
+      if (chosen(span) && met_.is_new(row_, span, keys_.heads) != met_.is_new(row_, whole.first_span, keys_.heads))
+        return;
     list_ = {whole};
   }
 
@@ -198,6 +204,7 @@ class Rectangles {
   const MetQueries& met_;
   const KeyBlock& keys_;
   int64_t row_;
+  const std::vector<bool>* chosen_ = nullptr;  // among the row's spans; null: all
   std::vector<Rectangle> list_;
 };
 
@@ -211,7 +218,7 @@ Span tokens_of_segments(const KeyBlock& keys, size_t first, size_t last) {
   return tokens;
 }
 
-BlockPart part_of(const AttentionCall& call, const KeyBlock& keys, const Rectangle& r) {
+BlockPart part_of(const AttentionCall& call, const KeyBlock& keys, const Rectangles& rectangles, const Rectangle& r) {
   const int64_t row = keys.segments[0].row;
   const std::vector<QuerySpan>& spans = call.query_spans[static_cast<size_t>(row)];
   const LocalSpan& first = spans[r.first_span].queries;
@@ -243,7 +250,18 @@ BlockPart part_of(const AttentionCall& call, const KeyBlock& keys, const Rectang
     const int64_t queries = part.queries.tokens.length();
     const Tensor key_lo = call.key_lo.tensor().slice(0, 0, queries);
     const Tensor key_hi = call.key_hi.tensor().slice(0, 0, queries);
-    key_intervals(call.device, pieces, block.lo, block.hi, key_lo, key_hi);
+    std::vector<QueryRange> ranges;
+    for (size_t span = r.first_span; span < r.last_span; ++span) {
+      if (!rectangles.chosen(span)) continue;
+      const int64_t begin = spans[span].queries.local_begin - first.local_begin;
+      const int64_t end = begin + spans[span].queries.positions.length();
+      if (!ranges.empty() && ranges.back().end == begin)
+        ranges.back().end = end;
+      else
+        ranges.push_back({begin, end});
+    }
+    block.keeps_blind = ranges.size() > 1 || ranges[0].begin > 0 || ranges[0].end < queries;
+    key_intervals(call.device, pieces, ranges, block.lo, block.hi, key_lo, key_hi);
     block.lo = key_lo;
     block.hi = key_hi;
     block.key_begin = 0;
@@ -258,13 +276,14 @@ BlockPart part_of(const AttentionCall& call, const KeyBlock& keys, const Rectang
 
 // Calls body(part, rectangle) for every block of these keys with a visible pair.
 template <typename Body>
-void for_each_block(const AttentionCall& call, MetQueries& met, const KeyBlock& keys, Body&& body) {
-  const Rectangles rectangles(call, met, keys);
+void for_each_block(const AttentionCall& call, MetQueries& met, const KeyBlock& keys, const SpanSubset& queries,
+                    Body&& body) {
+  const Rectangles rectangles(call, met, keys, queries);
   for (const Rectangle& r : rectangles.list()) {
-    BlockPart part = part_of(call, keys, r);
+    BlockPart part = part_of(call, keys, rectangles, r);
     part.block.runs = part.runs;
     for (size_t span = r.first_span; span < r.last_span; ++span)
-      part.is_first = met.meet(keys.segments[0].row, span, keys.heads);
+      if (rectangles.chosen(span)) part.is_first = met.meet(keys.segments[0].row, span, keys.heads);
     body(part, r);
   }
 }
@@ -318,23 +337,77 @@ class KeyGradients {
 
 }  // namespace
 
-void AttentionCall::prepare() {
+namespace {
+
+// The first position of `span` of which `holds` is false; it holds of those before and of none behind.
+template <typename Holds>
+int64_t first_without(Span span, Holds&& holds) {
+  while (!span.empty()) {
+    const int64_t middle = span.begin + span.length() / 2;
+    if (holds(middle))
+      span.begin = middle + 1;
+    else
+      span.end = middle;
+  }
+  return span.end;
+}
+
+// A span of a rank's tokens, cut where its queries cease to see keys before it and where they begin to see keys behind.
+// What the span begins and ends with that sees nothing is cut off.
+std::vector<LocalSpan> parts_by_sight(const IntervalMask& mask, const LocalSpan& span) {
+  const Span whole = span.positions;
+  Span all = whole;
+  all.begin = first_without(all, [&](int64_t query) { return mask.visible_range({all.begin, query + 1}).empty(); });
+  all.end = first_without(all, [&](int64_t query) { return !mask.visible_range({query, all.end}).empty(); });
+  const int64_t from = first_without(all, [&](int64_t query) {
+    return mask.visible_range({query, all.end}).begin < whole.begin;
+  });
+  const int64_t until = first_without(all, [&](int64_t query) {
+    return mask.visible_range({all.begin, query + 1}).end <= whole.end;
+  });
+  std::vector<LocalSpan> parts;
+  int64_t begin = whole.begin;
+  for (int64_t end : {all.begin, std::min(from, until), std::max(from, until), all.end, whole.end}) {
+    if (begin < end) parts.push_back({{begin, end}, span.local_begin + begin - whole.begin});
+    begin = std::max(begin, end);
+  }
+  return parts;
+}
+
+// Whether a rank's part of a row holds the border of a document, or another bend of the mask: more than one run a span.
+bool is_bent(const IntervalMask& mask, std::span<const LocalSpan> spans) {
+  return std::any_of(spans.begin(), spans.end(),
+                     [&](const LocalSpan& span) { return mask.visible_runs(span.positions).size() > 1; });
+}
+
+}  // namespace
+
+void AttentionCall::prepare(Pass pass) {
   if (joins_blocks() && ranks() > 1) {
     key_lo = arena.take("attention.key_lo", DType::i64, {local_length()}, Purpose::workspace);
     key_hi = arena.take("attention.key_hi", DType::i64, {local_length()}, Purpose::workspace);
   }
   query_spans.assign(static_cast<size_t>(rows.count()), {});
   blind_spans.assign(query_spans.size(), {});
-  for (size_t row = 0; row < query_spans.size(); ++row)
-    for (const LocalSpan& span : rows.layouts[row].spans(rank())) {
-      const Span sees = rows.masks[row].visible_range(span.positions);
+  for (size_t row = 0; row < query_spans.size(); ++row) {
+    const IntervalMask& mask = rows.masks[row];
+    const std::span<const LocalSpan> owned = rows.layouts[row].spans(rank());
+    const bool cut = unites_blocks() && pass == Pass::forward && is_bent(mask, owned);
+    std::vector<LocalSpan> parts;
+    for (const LocalSpan& span : owned) {
+      const std::vector<LocalSpan> of_span = cut ? parts_by_sight(mask, span) : std::vector{span};
+      parts.insert(parts.end(), of_span.begin(), of_span.end());
+    }
+    for (const LocalSpan& part : parts) {
+      const Span sees = mask.visible_range(part.positions);
       if (sees.empty()) {
-        blind_spans[row].push_back(span);
+        blind_spans[row].push_back(part);
         continue;
       }
-      query_spans[row].push_back({span, sees, {}});
-      if (device.targets_cuda()) query_spans[row].back().runs = rows.masks[row].visible_runs(span.positions);
+      query_spans[row].push_back({part, sees, {}});
+      if (device.targets_cuda()) query_spans[row].back().runs = mask.visible_runs(part.positions);
     }
+  }
 }
 
 MetQueries::MetQueries(const AttentionCall& call) : heads_(static_cast<size_t>(call.shape.kv_heads)) {
@@ -390,8 +463,9 @@ void write_delta(Device& device, const Tensor& out, const Tensor& d_out, Tensor 
   for (int64_t b = 0; b < out.dim(0); ++b) attention_delta(device, entry(out, b), entry(d_out, b), entry(delta, b));
 }
 
-void attend_forward(const AttentionCall& call, MetQueries& met, const KeyBlock& keys, Tensor out, Tensor lse) {
-  for_each_block(call, met, keys, [&](const BlockPart& part, const Rectangle&) {
+void attend_forward(const AttentionCall& call, MetQueries& met, const KeyBlock& keys, const SpanSubset& queries,
+                    Tensor out, Tensor lse) {
+  for_each_block(call, met, keys, queries, [&](const BlockPart& part, const Rectangle&) {
     attention_block_forward(call.device, part.block, part.is_first ? StateUse::begin : StateUse::add,
                             part.queries.of_heads(out), part.queries.of_scalars(lse));
   });
@@ -400,7 +474,7 @@ void attend_forward(const AttentionCall& call, MetQueries& met, const KeyBlock& 
 void attend_backward(const AttentionCall& call, MetQueries& met, OutputGradient& gradient, const KeyBlock& keys,
                      Tensor d_key, Tensor d_value) {
   KeyGradients key_gradients(call, keys, d_key, d_value);
-  for_each_block(call, met, keys, [&](const BlockPart& part, const Rectangle& rectangle) {
+  for_each_block(call, met, keys, {}, [&](const BlockPart& part, const Rectangle& rectangle) {
     const QueryPart& queries = part.queries;
     const Accumulate d_query_use = part.is_first ? Accumulate::no : Accumulate::yes;
     const Tensor delta = delta_for(call, gradient, part.block);
@@ -414,8 +488,8 @@ void attend_backward(const AttentionCall& call, MetQueries& met, OutputGradient&
   key_gradients.finish();
 }
 
-void attend_own_forward(const AttentionCall& call, MetQueries& met, Tensor out, Tensor lse) {
-  for_each_own_row(call, [&](const KeyBlock& keys, int64_t) { attend_forward(call, met, keys, out, lse); });
+void attend_own_forward(const AttentionCall& call, MetQueries& met, const SpanSubset& queries, Tensor out, Tensor lse) {
+  for_each_own_row(call, [&](const KeyBlock& keys, int64_t) { attend_forward(call, met, keys, queries, out, lse); });
 }
 
 void attend_own_backward(const AttentionCall& call, MetQueries& met, OutputGradient& gradient, Tensor d_key,

@@ -33,6 +33,9 @@ struct QuerySpan {
   std::vector<VisibleRun> runs;  // AttentionBlock::runs; made for a GPU only
 };
 
+// Some of a call's query spans, by row and span; an empty one is all of them.
+using SpanSubset = std::vector<std::vector<bool>>;
+
 // The inputs of one call: B rows of s local tokens, A query heads, K key/value heads.
 struct AttentionCall {
   Device& device;
@@ -47,7 +50,9 @@ struct AttentionCall {
   Tensor query;                      // (B, s, A, D)
   Tensor key;                        // (B, s, K, D)
   Tensor value;                      // (B, s, K, D)
-  // (B): the local queries that see anything, ascending, and those that see nothing. Filled by prepare().
+  // (B): the local queries that see anything, ascending, and those that see nothing. Filled by prepare(). In a forward
+  // pass where blocks may be united and not all is one causal block, queries that see keys of their own piece of the
+  // row alone are spans of their own.
   std::vector<std::vector<QuerySpan>> query_spans = {};
   std::vector<std::vector<LocalSpan>> blind_spans = {};
   // (s) i64 each, taken by prepare() where blocks may be united: lo and hi of a block's queries, counted in its keys.
@@ -58,7 +63,7 @@ struct AttentionCall {
   int ranks() const { return cp == nullptr ? 1 : cp->size(); }
   int64_t local_length() const { return query.dim(1); }
   DType dtype() const { return query.dtype(); }
-  void prepare();
+  void prepare(Pass pass);
   // Whether neighbouring blocks are attended to as one: on a GPU, where every result that is added to another has to be
   // read and written again. Dropout is drawn by position, and what is joined does not stand together in the row.
   bool joins_blocks() const { return device.targets_cuda() && dropout.probability == 0; }
@@ -108,9 +113,10 @@ void finish_blind_queries(const AttentionCall& call, const Tensor& d_query);
 // delta (B, A, s) f32 from the final out and d_out (B, s, A, D).
 void write_delta(Device& device, const Tensor& out, const Tensor& d_out, Tensor delta);
 
-// Adds these keys to the running state of all local queries of their row, or begins it: out (B, s, A, D) f32, with one
-// block a row also the query's dtype; lse (B, A, s) f32. Blocks in which nothing is visible are left out.
-void attend_forward(const AttentionCall& call, MetQueries& met, const KeyBlock& keys, Tensor out, Tensor lse);
+// Adds these keys to the running state of these local queries of their row, or begins it: out (B, s, A, D) f32, where
+// each query is met once also the query's dtype; lse (B, A, s) f32. Blocks in which nothing is visible are left out.
+void attend_forward(const AttentionCall& call, MetQueries& met, const KeyBlock& keys, const SpanSubset& queries,
+                    Tensor out, Tensor lse);
 
 // Adds the same keys' share of d_query, and writes d_key and d_value (tokens, heads, D): f32, with one block a row also
 // the key's dtype.
@@ -118,7 +124,7 @@ void attend_backward(const AttentionCall& call, MetQueries& met, OutputGradient&
                      Tensor d_key, Tensor d_value);
 
 // This rank's own keys, all heads. d_key, d_value (B, s, K, D), likewise.
-void attend_own_forward(const AttentionCall& call, MetQueries& met, Tensor out, Tensor lse);
+void attend_own_forward(const AttentionCall& call, MetQueries& met, const SpanSubset& queries, Tensor out, Tensor lse);
 void attend_own_backward(const AttentionCall& call, MetQueries& met, OutputGradient& gradient, Tensor d_key,
                          Tensor d_value);
 

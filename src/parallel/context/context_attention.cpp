@@ -10,6 +10,7 @@
 #include "parallel/context/head_exchange.h"
 #include "parallel/context/hierarchy.h"
 #include "parallel/context/key_schedule.h"
+#include "parallel/context/late_queries.h"
 #include "parallel/context/recorded_calls.h"
 #include "parallel/deal.h"
 
@@ -20,11 +21,6 @@ void check_tensor(std::string_view name, const Tensor& x, DType dtype, const Sha
   FARSPAN_CHECK(x.dtype() == dtype && x.shape() == shape && x.stride(-1) == 1,
                 "context attention: {} is {} {} (last stride {}), expected {} {} (last stride 1)", name,
                 name_of(x.dtype()), x.shape().str(), x.stride(-1), name_of(dtype), shape.str());
-}
-
-KeySchedule schedule_of(const AttentionCall& call, CpCommType comm_type, Pass pass, const AllGatherOptions& options) {
-  if (call.ranks() == 1) return {};
-  return comm_type == CpCommType::all_gather ? all_gather_schedule(call, pass, options) : p2p_schedule(call);
 }
 
 // Where sums in a shorter type than fp32 are made: in a buffer of their own, and rounded once.
@@ -186,17 +182,13 @@ void ContextAttention::check(const Inputs& x) const {
                 "context attention: dropout needs the ids of {} rows, found {}", rows, x.mask.row_ids.size());
 }
 
+KeySchedule ContextAttention::schedule_of(const AttentionCall& call, Pass pass) const {
+  if (call.ranks() == 1) return {};
+  return comm_type_ == CpCommType::all_gather ? all_gather_schedule(call, pass, all_gather_) : p2p_schedule(call, pass);
+}
+
 bool ContextAttention::writes_results(const Device& device) const {
   return attention_writes_rounded(device) && (key_group_ == nullptr || key_group_->size() == 1);
-}
-
-void ContextAttention::attend(const AttentionCall& call, const Tensor& state, const Tensor& lse) const {
-  run_forward(call, schedule_of(call, comm_type_, Pass::forward, all_gather_), state, lse);
-}
-
-void ContextAttention::attend_backward(const AttentionCall& call, const OutputGradient& gradient, const Tensor& d_key,
-                                       const Tensor& d_value) const {
-  run_backward(call, schedule_of(call, comm_type_, Pass::backward, all_gather_), gradient, d_key, d_value);
 }
 
 void ContextAttention::forward(Device& device, Arena& arena, const BatchMask& mask, const AttentionDropout& dropout,
@@ -213,15 +205,18 @@ void ContextAttention::forward(Device& device, Arena& arena, const BatchMask& ma
       forward_traded_heads(x, out, lse);
   };
   if (recorded_ == nullptr) return run();
-  recorded_->run(RecordedCalls::Pass::forward, mask, dropout.probability, query.dtype(), run);
+  recorded_->run(Pass::forward, mask, dropout.probability, query.dtype(), run);
 }
 
 void ContextAttention::forward_own_heads(const Inputs& x, const Tensor& out, const Tensor& lse) const {
   AttentionCall call = x.call(key_group_, shape_);
-  call.prepare();
-  if (writes_results(x.device)) return attend(call, out, lse);
-  const Fp32Sum state(x.arena, "attention.running_out", out);
-  attend(call, state.tensor(), lse);
+  call.prepare(Pass::forward);
+  const KeySchedule schedule = schedule_of(call, Pass::forward);
+  if (writes_results(x.device)) return run_forward(call, schedule, {}, out, lse);
+  const LateQueries late(call, schedule);
+  const Fp32Sum state(x.arena, "attention.running_out", out);  // taken for every mask: memory is planned before any
+  if (late.any() && attention_writes_rounded(x.device)) return run_forward(call, schedule, late, out, lse);
+  run_forward(call, schedule, late, state.tensor(), lse);
   state.round(x.device);
 }
 
@@ -241,8 +236,9 @@ void ContextAttention::forward_traded_heads(const Inputs& x, const Tensor& out, 
   {
     const TradedRows rows(x.device, x.arena, x.mask, n, group);
     AttentionCall call = x.call(key_group_, traded_shape(shape_, heads), rows, traded);
-    call.prepare();
-    attend(call, state, state_lse);
+    call.prepare(Pass::forward);
+    const KeySchedule schedule = schedule_of(call, Pass::forward);
+    run_forward(call, schedule, LateQueries(call, schedule), state, state_lse);
   }
   inputs.release();
   heads.heads_to_tokens("attention forward out", state, out);
@@ -264,7 +260,7 @@ void ContextAttention::backward(Device& device, Arena& arena, const BatchMask& m
   const Gradients d{out, d_out, d_query, d_key, d_value};
   const auto run = [&] { run_backward_pass(x, d, lse); };
   if (recorded_ == nullptr) return run();
-  recorded_->run(RecordedCalls::Pass::backward, mask, dropout.probability, query.dtype(), run);
+  recorded_->run(Pass::backward, mask, dropout.probability, query.dtype(), run);
 }
 
 void ContextAttention::run_backward_pass(const Inputs& x, const Gradients& d, const Tensor& lse) const {
@@ -295,13 +291,14 @@ Buffer ContextAttention::room_for_delta(const Inputs& x, OutputGradient& gradien
 void ContextAttention::backward_own_heads(const Inputs& x, const Gradients& d, const Tensor& lse,
                                           const Tensor& delta) const {
   AttentionCall call = x.call(key_group_, shape_);
-  call.prepare();
+  call.prepare(Pass::backward);
   OutputGradient gradient{delta.defined() ? Tensor() : d.out, d.d_out, lse, delta, d.d_query};
-  if (writes_results(x.device)) return attend_backward(call, gradient, d.d_key, d.d_value);
+  const KeySchedule schedule = schedule_of(call, Pass::backward);
+  if (writes_results(x.device)) return run_backward(call, schedule, gradient, d.d_key, d.d_value);
   const Buffer room = room_for_delta(x, gradient);
   const Fp32Sum d_query(x.arena, "attention.d_query_sum", d.d_query);
   gradient.d_query = d_query.tensor();
-  attend_backward(call, gradient, d.d_key, d.d_value);
+  run_backward(call, schedule, gradient, d.d_key, d.d_value);
   d_query.round(x.device);
 }
 
@@ -330,11 +327,12 @@ void ContextAttention::backward_traded_heads(const Inputs& x, const Gradients& d
   {
     const TradedRows rows(x.device, x.arena, x.mask, n, group);
     AttentionCall call = x.call(key_group_, traded_shape(shape_, heads), rows, traded);
-    call.prepare();
+    call.prepare(Pass::backward);
     const Tensor traded_delta = scalars.size() > 1 ? scalars[1].tensor() : Tensor();
     OutputGradient gradient{traded.out, traded.d_out, scalars[0], traded_delta, d_query};
     const Buffer room = room_for_delta(x, gradient);
-    attend_backward(call, gradient, d_key_value.tensor().slice(2, 0, K), d_key_value.tensor().slice(2, K, 2 * K));
+    run_backward(call, schedule_of(call, Pass::backward), gradient, d_key_value.tensor().slice(2, 0, K),
+                 d_key_value.tensor().slice(2, K, 2 * K));
   }
   scalars.clear();
   inputs.release();

@@ -64,6 +64,7 @@ struct ContextGroups {
 };
 
 struct AttentionCall;
+struct KeySchedule;
 struct OutputGradient;
 
 class RecordedCalls;
@@ -101,10 +102,7 @@ class ContextAttention {
   // Whether each result is written once and in the caller's dtype, without a running state or a sum: on a device that
   // can, where one rank has all keys of its heads.
   bool writes_results(const Device& device) const;
-  // On the tokens and heads of `call`, prepared: the running state of all its keys; all its gradients.
-  void attend(const AttentionCall& call, const Tensor& state, const Tensor& lse) const;
-  void attend_backward(const AttentionCall& call, const OutputGradient& gradient, const Tensor& d_key,
-                       const Tensor& d_value) const;
+  KeySchedule schedule_of(const AttentionCall& call, Pass pass) const;
 
   ContextGroups groups_;
   const SequenceLayout& layout_;

@@ -85,6 +85,41 @@ int64_t heads_of_step(int64_t heads, int64_t most) {
   return ceil_div(heads, ceil_div(heads, std::clamp<int64_t>(most, 1, heads)));
 }
 
+// Hops that travel in one step: what each rank receives in them all, and what it sends.
+class HopGroup {
+ public:
+  explicit HopGroup(int ranks) : received_(static_cast<size_t>(ranks)), sent_(received_.size()) {}
+
+  bool empty() const { return last_ == 0; }
+  int first() const { return first_; }
+  int last() const { return last_; }
+
+  // Adds hop `last() + 1` unless some rank received more than `most_received` tokens then, or sent more than
+  // `most_sent`.
+  bool add(const KeyNeeds& needs, int hop, int64_t most_received, int64_t most_sent) {
+    const auto ranks = static_cast<int>(received_.size());
+    std::vector<int64_t> received = received_, sent = sent_;
+    for (int reader = 0; reader < ranks; ++reader) {
+      const int owner = (reader - hop + ranks) % ranks;
+      const int64_t tokens = needs.tokens(reader, owner);
+      int64_t& in = received[static_cast<size_t>(reader)];
+      int64_t& out = sent[static_cast<size_t>(owner)];
+      in += tokens;
+      out += tokens;
+      if (in > most_received || out > most_sent) return false;
+    }
+    received_ = std::move(received);
+    sent_ = std::move(sent);
+    if (empty()) first_ = hop;
+    last_ = hop;
+    return true;
+  }
+
+ private:
+  std::vector<int64_t> received_, sent_;
+  int first_ = 0, last_ = 0;
+};
+
 bool anybody_needs_anything(const KeyNeeds& needs, int ranks) {
   for (int hop = 1; hop < ranks; ++hop)
     if (largest_need(needs, ranks, hop, 1) > 0) return true;
@@ -127,29 +162,68 @@ int64_t buffer_bytes(const ScheduleSizes& sizes, const ContextAttentionShape& sh
          checked_mul(checked_mul(elements, sizes.capacity), sizes.buffers() * size_of(dtype) + gradient_bytes);
 }
 
-KeySchedule p2p_schedule(const AttentionCall& call) {
+KeySchedule p2p_schedule(const AttentionCall& call, Pass pass) {
   const int ranks = call.ranks();
   const int me = call.rank();
   const int64_t least = call.device.targets_cuda() ? kLeastPieceTokensOnGpu : kLeastPieceTokens;
-  KeySchedule schedule{p2p_sizes(call.rows.count() * call.local_length(), ranks, call.shape, least), {}, false};
+  KeySchedule schedule{p2p_sizes(call.rows.count() * call.local_length(), ranks, call.shape, least), {}};
   const Span heads{0, schedule.sizes.heads};
   const int64_t piece = schedule.sizes.capacity / schedule.sizes.heads;
   const int64_t own_tokens = call.rows.count() * call.local_length();
 
   const KeyNeeds needs(call.rows, ranks);
-  for (int hop = 1; hop < ranks; ++hop) {
+  const auto add_hop = [&](ExchangeStep& step, int hop, int64_t p, int64_t pieces) {
     const int source = (me - hop + ranks) % ranks;
     const int target = (me + hop) % ranks;
-    const std::vector<Segment> received = needs.segments(me, source);
-    const std::vector<Segment> sent = needs.segments(target, me);
-    const int64_t pieces = ceil_div(largest_need(needs, ranks, hop, own_tokens), piece);
+    add_parcel(step.sends, target, piece_of(needs.segments(target, me), p, pieces, piece));
+    add_parcel(step.receives, source, piece_of(needs.segments(me, source), p, pieces, piece));
+  };
+  HopGroup group(ranks);
+  const auto end_group = [&] {
+    if (group.empty()) return;
+    const std::string name = group.first() == group.last() ? fmt::format("hop {}", group.last())
+                                                           : fmt::format("hops {}-{}", group.first(), group.last());
+    ExchangeStep step{name, heads, {}, {}};
+    for (int hop = group.first(); hop <= group.last(); ++hop) add_hop(step, hop, 0, 1);
+    schedule.steps.push_back(std::move(step));
+    group = HopGroup(ranks);
+  };
+  std::vector<int64_t> largest_of_hop;
+  for (int hop = 1; hop < ranks; ++hop) largest_of_hop.push_back(largest_need(needs, ranks, hop, own_tokens));
+  // A hop that may share a step: no rank wants all that another has.
+  const auto brings_little = [&](int64_t largest) { return largest <= piece && largest < own_tokens; };
+  if (std::all_of(largest_of_hop.begin(), largest_of_hop.end(), brings_little)) {
+    // All as one step, which may fill both of the buffers that take turns else. What comes home in backward has one;
+    // what is sent to several is packed once.
+    const int64_t most_sent = pass == Pass::backward || piece < own_tokens ? piece : own_tokens * ranks;
+    bool fits = true;
+    for (int hop = 1; hop < ranks && fits; ++hop)
+      if (largest_of_hop[static_cast<size_t>(hop - 1)] > 0)
+        fits = group.add(needs, hop, piece * schedule.sizes.buffers(), most_sent);
+    if (fits) {
+      end_group();
+      return schedule;
+    }
+    group = HopGroup(ranks);
+  }
+  for (int hop = 1; hop < ranks; ++hop) {
+    const int64_t largest = largest_of_hop[static_cast<size_t>(hop - 1)];
+    if (largest == 0) continue;
+    if (brings_little(largest)) {
+      if (group.add(needs, hop, piece, piece)) continue;
+      end_group();
+      FARSPAN_CHECK(group.add(needs, hop, piece, piece), "p2p: hop {} does not fit where {} tokens do", hop, piece);
+      continue;
+    }
+    end_group();
+    const int64_t pieces = ceil_div(largest, piece);
     for (int64_t p = 0; p < pieces; ++p) {
       ExchangeStep step{fmt::format("hop {}.{}", hop, p), heads, {}, {}};
-      add_parcel(step.sends, target, piece_of(sent, p, pieces, piece));
-      add_parcel(step.receives, source, piece_of(received, p, pieces, piece));
+      add_hop(step, hop, p, pieces);
       schedule.steps.push_back(std::move(step));
     }
   }
+  end_group();
   return schedule;
 }
 
@@ -157,9 +231,7 @@ KeySchedule all_gather_schedule(const AttentionCall& call, Pass pass, const AllG
   const int ranks = call.ranks();
   const int me = call.rank();
   KeySchedule schedule{
-      all_gather_sizes(call.rows.count() * call.local_length(), ranks, call.shape, call.dtype(), pass, options),
-      {},
-      true};
+      all_gather_sizes(call.rows.count() * call.local_length(), ranks, call.shape, call.dtype(), pass, options), {}};
   const KeyNeeds needs(call.rows, ranks);
   if (!anybody_needs_anything(needs, ranks)) return schedule;
   const ScheduleSizes& sizes = schedule.sizes;

@@ -9,7 +9,8 @@
 //
 //   p2p         step (hop h, piece): from rank r - h, to rank r + h (mod cp); all heads. What a hop needs is cut in
 //               equal pieces of at most a quarter of a rank's tokens, so that three small buffers hold all that travels
-//               and no rank waits for another that has more to compute on a piece.
+//               and no rank waits for another that has more to compute on a piece. Hops that bring little, as masks of
+//               documents leave it, are one step where it fits in a buffer together.
 //   all_gather  step (head group): from all ranks, to all ranks; some key/value heads at a time, so many that the
 //               buffers stay within a limit. Where the mask leaves out keys, there is room for more heads.
 //
@@ -32,7 +33,7 @@ struct Parcel {
 };
 
 struct ExchangeStep {
-  std::string name;  // "hop 2.1", "heads 0-3"
+  std::string name;  // "hop 2.1", "hops 1-3", "heads 0-3"
   Span heads;        // of the key/value heads
   std::vector<Parcel> sends;
   std::vector<Parcel> receives;
@@ -50,8 +51,6 @@ struct ScheduleSizes {
   int buffers() const { return several && overlap ? 2 : 1; }
 };
 
-enum class Pass { forward, backward };
-
 // Below this a piece is not worth the meeting of the ranks that it costs; on a GPU the result of each piece is added to
 // the running state by reading and writing that once, which costs 1 % of the time of a block of this many keys.
 inline constexpr int64_t kLeastPieceTokens = 256;
@@ -68,7 +67,6 @@ int64_t buffer_bytes(const ScheduleSizes& sizes, const ContextAttentionShape& sh
 struct KeySchedule {
   ScheduleSizes sizes;
   std::vector<ExchangeStep> steps;
-  bool several_peers = false;  // a step may have parcels for, or of, more than one rank
 };
 
 // For every pair of ranks, which of the one's keys the other's queries see.
@@ -87,15 +85,19 @@ class KeyNeeds {
   std::vector<std::vector<Span>> wanted_;  // by reader and row: keys that some query sees, ascending, joined
 };
 
-KeySchedule p2p_schedule(const AttentionCall& call);
+KeySchedule p2p_schedule(const AttentionCall& call, Pass pass);
 KeySchedule all_gather_schedule(const AttentionCall& call, Pass pass, const AllGatherOptions& options);
 
-// Runs a schedule: this rank's own keys, then those of the steps in order. Forward writes the running state
-// out (B, s, A, D) f32, lse (B, A, s) f32. Backward writes gradient.d_query, f32, and d_key, d_value (B, s, K, D), in
-// fp32 or the key's dtype: the own share first, then the visitors' in the order of the steps and their sends. Where one
-// rank has all keys and the device writes rounded results (attention_writes_rounded), out and d_query may be of the
-// query's dtype, and no sum is made.
-void run_forward(const AttentionCall& call, const KeySchedule& schedule, Tensor out, Tensor lse);
+class LateQueries;  // parallel/context/late_queries.h
+
+// Runs a schedule: this rank's own keys, then those of the steps in order; in forward queries that are `late` see both
+// together. Forward writes the running state out (B, s, A, D) f32, lse (B, A, s) f32. Backward writes gradient.d_query,
+// f32, and d_key, d_value (B, s, K, D), in fp32 or the key's dtype: the own share first, then the visitors' in the
+// order of the steps and their sends. Where the device writes rounded results (attention_writes_rounded) and each query
+// is attended to once (one rank has all keys, or LateQueries::any), out may be of the query's dtype; so may d_query
+// where one rank has all keys, and no sum is made.
+void run_forward(const AttentionCall& call, const KeySchedule& schedule, const LateQueries& late, Tensor out,
+                 Tensor lse);
 void run_backward(const AttentionCall& call, const KeySchedule& schedule, const OutputGradient& gradient, Tensor d_key,
                   Tensor d_value);
 

@@ -15,8 +15,6 @@ namespace farspan {
 // What one rank's calls of one ContextAttention leave.
 class RecordedCalls {
  public:
-  enum class Pass { forward, backward };
-
   // The context's device is dry. It must outlive this.
   explicit RecordedCalls(RankContext& context) : context_(context) {}
 

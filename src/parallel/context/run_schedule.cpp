@@ -9,46 +9,50 @@
 // Two take turns where there can be several steps and they overlap; a send buffer is free again as soon as its step has
 // arrived, so one is enough.
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <utility>
 
 #include "ops/attention.h"
 #include "ops/elementwise.h"
 #include "parallel/context/key_schedule.h"
+#include "parallel/context/late_queries.h"
 #include "parallel/context/step_places.h"
 
 namespace farspan {
 namespace {
 
-// Some equal buffers that hold one step's keys and values each (or their gradients), and take turns from step to step.
+// Some equal parts of a buffer that hold one step's keys and values each (or their gradients), and take turns from step
+// to step. The one step of a schedule may use all of them.
 class StepBuffers {
  public:
   // `capacity`: tokens times heads.
   StepBuffers(const AttentionCall& call, int64_t capacity, std::string_view name, DType dtype, int count)
-      : head_dim_(call.shape.head_dim), count_(static_cast<size_t>(count)) {
-    for (size_t i = 0; i < count_; ++i)
-      buffers_[i] = call.arena.take(name, dtype, {2 * capacity * head_dim_}, Purpose::communication);
-  }
+      : head_dim_(call.shape.head_dim),
+        part_(2 * capacity * head_dim_),
+        count_(count),
+        buffer_(call.arena.take(name, dtype, {part_ * count}, Purpose::communication)) {}
 
   // (2, tokens, heads, D): all keys of step `turn`, then all values.
   Tensor of_step(size_t turn, int64_t tokens, Span heads) const {
+    const int64_t begin = static_cast<int64_t>(turn) % count_ * part_;
     const int64_t elements = 2 * tokens * heads.length() * head_dim_;
-    return buffers_[turn % count_].tensor().slice(0, 0, elements).reshape({2, tokens, heads.length(), head_dim_});
+    return buffer_.tensor().slice(0, begin, begin + elements).reshape({2, tokens, heads.length(), head_dim_});
   }
 
  private:
   int64_t head_dim_;
-  size_t count_;
-  std::array<Buffer, 2> buffers_;
+  int64_t part_;  // elements
+  int64_t count_;
+  Buffer buffer_;
 };
 
 // Of keys (half 0) or values (half 1) of a step.
 Tensor tokens_of(const Tensor& step, int half, Span tokens) {
   return entry(step, half).slice(0, tokens.begin, tokens.end);
 }
-Tensor tokens_of(const Tensor& step, int half, const PlacedSegment& placed) {
-  return tokens_of(step, half, Span{placed.begin, placed.begin + placed.segment.tokens()});
+// Both, of a segment: (2, tokens, heads, D).
+Tensor both_of(const Tensor& step, const PlacedSegment& placed) {
+  return step.slice(1, placed.begin, placed.begin + placed.segment.tokens());
 }
 
 // The owner's tensor at a segment, some heads of it: (B, s, K, D) -> (tokens, heads, D).
@@ -57,25 +61,34 @@ Tensor own_part(const Tensor& x, const Segment& segment, Span heads) {
   return entry(x, segment.row).slice(0, begin, begin + segment.tokens()).slice(1, heads.begin, heads.end);
 }
 
-// What goes to, or comes from, the parcels' peers. A lone peer's parcel is one message; of several peers each segment's
-// keys and each segment's values are one, since the receiver places them apart. Both ends have a parcel's segments in
-// the same order.
-std::vector<Message> messages(const KeySchedule& schedule, const std::vector<Parcel>& parcels, const StepPlaces& places,
-                              const Tensor& step) {
+// What goes to, or comes from, the parcels' peers: each segment's keys and each segment's values are a message, since
+// the receiver may place segments apart. Both ends have a parcel's segments in the same order.
+std::vector<Message> messages(const std::vector<Parcel>& parcels, const StepPlaces& places, const Tensor& step) {
   std::vector<Message> messages;
-  for (size_t p = 0; p < parcels.size(); ++p) {
-    if (!schedule.several_peers) {
-      messages.push_back({parcels[p].peer, step});
-      continue;
-    }
+  for (size_t p = 0; p < parcels.size(); ++p)
     for (size_t i = 0; i < parcels[p].segments.size(); ++i) {
       const int64_t begin = places.begins[p][i];
       for (int half = 0; half < 2; ++half)
         messages.push_back(
             {parcels[p].peer, tokens_of(step, half, Span{begin, begin + parcels[p].segments[i].tokens()})});
     }
-  }
   return messages;
+}
+
+// Calls op(keys and values, their place in a step), both (2, tokens, heads, D): once where the two lie alike, as in a
+// row of queries, keys and values, else for each.
+template <typename Op>
+void for_both(const Tensor& key, const Tensor& value, const Tensor& step, Op&& op) {
+  const int64_t distance = static_cast<const char*>(value.raw()) - static_cast<const char*>(key.raw());
+  const int64_t size = size_of(key.dtype());
+  bool alike = distance > 0 && distance % size == 0;
+  for (int d = 0; d < 3; ++d) alike = alike && key.stride(d) == value.stride(d);
+  if (alike)
+    return op(Tensor(key.raw(), key.dtype(), {2, key.dim(0), key.dim(1), key.dim(2)},
+                     {distance / size, key.stride(0), key.stride(1), key.stride(2)}),
+              step);
+  op(key, entry(step, 0));
+  op(value, entry(step, 1));
 }
 
 // Brings the keys and values of step after step to this rank.
@@ -97,12 +110,10 @@ class KeyTravel {
     const ExchangeStep& step = schedule_.steps[i];
     const StepPlaces own = places_by_position(step.sends);
     const Tensor sent = sent_.of_step(i, own.tokens, step.heads);
-    for (const PlacedSegment& placed : own.pieces) {
-      cast(call_.device, own_part(call_.key, placed.segment, step.heads), tokens_of(sent, 0, placed));
-      cast(call_.device, own_part(call_.value, placed.segment, step.heads), tokens_of(sent, 1, placed));
-    }
-    arrival_ = call_.cp->exchange(messages(schedule_, step.sends, own, sent),
-                                  messages(schedule_, step.receives, visitors_[i], received(i)),
+    for (const PlacedSegment& placed : own.pieces)
+      for_both(own_part(call_.key, placed.segment, step.heads), own_part(call_.value, placed.segment, step.heads),
+               both_of(sent, placed), [&](const Tensor& from, const Tensor& to) { cast(call_.device, from, to); });
+    arrival_ = call_.cp->exchange(messages(step.sends, own, sent), messages(step.receives, visitors_[i], received(i)),
                                   fmt::format("attention {} key/value {}", pass_, step.name));
   }
 
@@ -118,6 +129,17 @@ class KeyTravel {
     if (schedule_.sizes.overlap) start(i + 1);
   }
 
+  // Copies the keys and values of this rank that late queries see together with those of the one step to their places
+  // there.
+  void place_own(const std::vector<Segment>& own) const {
+    for (size_t s = 0; s < own.size(); ++s) {
+      const Span heads = schedule_.steps[0].heads;
+      const Tensor to = both_of(received(0), {own[s], visitors_[0].begins.back()[s]});
+      for_both(own_part(call_.key, own[s], heads), own_part(call_.value, own[s], heads), to,
+               [&](const Tensor& from, const Tensor& place) { cast(call_.device, from, place); });
+    }
+  }
+
   // What step i brought, as visitors[i] places it.
   Tensor received(size_t i) const { return received_.of_step(i, visitors_[i].tokens, schedule_.steps[i].heads); }
 
@@ -131,28 +153,44 @@ class KeyTravel {
   Work arrival_;
 };
 
-// Where what each step brings lies.
-std::vector<StepPlaces> places_of_visitors(const KeySchedule& schedule) {
+// Where what each step brings lies, and between it this rank's keys that late queries see: the last parcel's.
+std::vector<StepPlaces> places_of_visitors(const AttentionCall& call, const KeySchedule& schedule,
+                                           const LateQueries& late) {
   std::vector<StepPlaces> places;
-  for (const ExchangeStep& step : schedule.steps) places.push_back(places_by_position(step.receives));
+  for (const ExchangeStep& step : schedule.steps) {
+    std::vector<Parcel> parcels = step.receives;
+    if (late.any()) parcels.push_back({call.rank(), late.own_keys()});
+    places.push_back(places_by_position(parcels));
+  }
   return places;
 }
 
-// Calls body(key block, its tokens among the step's) for all that a step brought, row by row.
+// Calls body(key block, its tokens among the step's) for all that lies in a step's places, row by row. Neighbours in
+// the row are one segment, but for this rank's own, which queries of the same tokens may see causally.
 template <typename Body>
-void for_each_received(const StepPlaces& places, Span heads, const Tensor& received, Body&& body) {
+void for_each_received(const StepPlaces& places, const LateQueries& late, Span heads, const Tensor& received,
+                       Body&& body) {
+  const auto is_own = [&](const Segment& segment) {
+    const std::vector<Segment>& own = late.own_keys();
+    return std::any_of(own.begin(), own.end(), [&](const Segment& each) {
+      return each.row == segment.row && each.keys.positions == segment.keys.positions;
+    });
+  };
   for (auto piece = places.pieces.begin(); piece != places.pieces.end();) {
     std::vector<Segment> segments;
     Span tokens{piece->begin, piece->begin};
+    bool after_own = false;
     for (; piece != places.pieces.end(); ++piece) {
       const Segment& next = piece->segment;
       if (!segments.empty() && next.row != segments.back().row) break;
       tokens.end += next.tokens();
       Span* const last = segments.empty() ? nullptr : &segments.back().keys.positions;
-      if (last != nullptr && last->end == next.keys.positions.begin)
+      const bool own = is_own(next);
+      if (last != nullptr && last->end == next.keys.positions.begin && !own && !after_own)
         last->end = next.keys.positions.end;
       else
         segments.push_back(next);
+      after_own = own;
     }
     body(KeyBlock{segments, heads, tokens_of(received, 0, tokens), tokens_of(received, 1, tokens)}, tokens);
   }
@@ -179,9 +217,9 @@ class GradientTravel {
     take_in();
     const ExchangeStep& step = schedule_.steps[i];
     own_ = places_by_parcel(step.sends);
-    arrival_ = call_.cp->exchange(messages(schedule_, step.receives, visitors_[i], computed(i)),
-                                  messages(schedule_, step.sends, own_, received(i)),
-                                  fmt::format("attention backward d_key/d_value {}", step.name));
+    arrival_ =
+        call_.cp->exchange(messages(step.receives, visitors_[i], computed(i)), messages(step.sends, own_, received(i)),
+                           fmt::format("attention backward d_key/d_value {}", step.name));
     under_way_ = i;
     if (!schedule_.sizes.overlap) take_in();
   }
@@ -192,12 +230,10 @@ class GradientTravel {
     arrival_.wait();
     const ExchangeStep& step = schedule_.steps[*under_way_];
     const Tensor gradients = received(*under_way_);
-    for (const PlacedSegment& placed : own_.pieces) {
-      const Tensor d_key = own_part(d_key_, placed.segment, step.heads);
-      const Tensor d_value = own_part(d_value_, placed.segment, step.heads);
-      add(call_.device, d_key, tokens_of(gradients, 0, placed), d_key);
-      add(call_.device, d_value, tokens_of(gradients, 1, placed), d_value);
-    }
+    for (const PlacedSegment& placed : own_.pieces)
+      for_both(own_part(d_key_, placed.segment, step.heads), own_part(d_value_, placed.segment, step.heads),
+               both_of(gradients, placed),
+               [&](const Tensor& sum, const Tensor& more) { add(call_.device, sum, more, sum); });
     under_way_.reset();
   }
 
@@ -238,18 +274,28 @@ void plan_largest_blocks(const AttentionCall& call, const KeySchedule& schedule)
   plan(call.local_length(), call.shape.kv_heads);
   for (int64_t kv_heads = schedule.sizes.heads; kv_heads <= call.shape.kv_heads; ++kv_heads)
     plan(std::max<int64_t>(1, schedule.sizes.capacity / kv_heads), kv_heads);
+  if (call.unites_blocks())
+    plan(schedule.sizes.capacity * schedule.sizes.buffers() / call.shape.kv_heads, call.shape.kv_heads);
+}
+
+// (2, s, K, D) of a row of both sums (2, B, s, K, D).
+Tensor row_of_both(const Tensor& sums, int64_t row) {
+  const Tensor of_row = sums.slice(1, row, row + 1);
+  return Tensor(of_row.raw(), of_row.dtype(), {2, of_row.dim(2), of_row.dim(3), of_row.dim(4)},
+                {of_row.stride(0), of_row.stride(2), of_row.stride(3), of_row.stride(4)});
 }
 
 // Backward with d_key, d_value (B, s, K, D) in fp32, or in their own type where they are written once. `gradient` is a
 // copy, in which delta comes into being.
 void run_backward_into(const AttentionCall& call, const KeySchedule& schedule, OutputGradient gradient,
                        const Tensor& d_key, const Tensor& d_value) {
+  const LateQueries none;
   MetQueries met(call);
   finish_blind_queries(call, gradient.d_query);
   if (call.ranks() == 1) return attend_own_backward(call, met, gradient, d_key, d_value);
   plan_largest_blocks(call, schedule);
 
-  const std::vector<StepPlaces> visitors = places_of_visitors(schedule);
+  const std::vector<StepPlaces> visitors = places_of_visitors(call, schedule, none);
   KeyTravel travel(call, schedule, visitors, "backward");
   GradientTravel home(call, schedule, visitors, d_key, d_value);
   travel.begin();
@@ -257,9 +303,10 @@ void run_backward_into(const AttentionCall& call, const KeySchedule& schedule, O
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     travel.arrive(i);
     const Tensor sums = home.computed(i);
-    for_each_received(visitors[i], schedule.steps[i].heads, travel.received(i), [&](const KeyBlock& keys, Span tokens) {
-      attend_backward(call, met, gradient, keys, tokens_of(sums, 0, tokens), tokens_of(sums, 1, tokens));
-    });
+    for_each_received(
+        visitors[i], none, schedule.steps[i].heads, travel.received(i), [&](const KeyBlock& keys, Span tokens) {
+          attend_backward(call, met, gradient, keys, tokens_of(sums, 0, tokens), tokens_of(sums, 1, tokens));
+        });
     home.send(i);
   }
   home.take_in();
@@ -267,19 +314,21 @@ void run_backward_into(const AttentionCall& call, const KeySchedule& schedule, O
 
 }  // namespace
 
-void run_forward(const AttentionCall& call, const KeySchedule& schedule, Tensor out, Tensor lse) {
+void run_forward(const AttentionCall& call, const KeySchedule& schedule, const LateQueries& late, Tensor out,
+                 Tensor lse) {
   MetQueries met(call);
   finish_blind_queries(call, out, lse);
-  if (call.ranks() == 1) return attend_own_forward(call, met, out, lse);
+  if (call.ranks() == 1) return attend_own_forward(call, met, {}, out, lse);
   plan_largest_blocks(call, schedule);
-  const std::vector<StepPlaces> visitors = places_of_visitors(schedule);
+  const std::vector<StepPlaces> visitors = places_of_visitors(call, schedule, late);
   KeyTravel travel(call, schedule, visitors, "forward");
   travel.begin();
-  attend_own_forward(call, met, out, lse);
+  travel.place_own(late.own_keys());
+  attend_own_forward(call, met, late.early(), out, lse);
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     travel.arrive(i);
-    for_each_received(visitors[i], schedule.steps[i].heads, travel.received(i),
-                      [&](const KeyBlock& keys, Span) { attend_forward(call, met, keys, out, lse); });
+    for_each_received(visitors[i], late, schedule.steps[i].heads, travel.received(i),
+                      [&](const KeyBlock& keys, Span) { attend_forward(call, met, keys, late.late(), out, lse); });
   }
 }
 
@@ -290,8 +339,9 @@ void run_backward(const AttentionCall& call, const KeySchedule& schedule, const 
   const Buffer sum = call.arena.take("attention.d_key_value_sum", DType::f32,
                                      {2, d_key.dim(0), d_key.dim(1), d_key.dim(2), d_key.dim(3)}, Purpose::workspace);
   run_backward_into(call, schedule, gradient, entry(sum, 0), entry(sum, 1));
-  cast(call.device, entry(sum, 0), d_key);
-  cast(call.device, entry(sum, 1), d_value);
+  for (int64_t row = 0; row < d_key.dim(0); ++row)
+    for_both(entry(d_key, row), entry(d_value, row), row_of_both(sum, row),
+             [&](const Tensor& rounded, const Tensor& each) { cast(call.device, each, rounded); });
 }
 
 }  // namespace farspan
