@@ -3,9 +3,9 @@
 //
 //   cuda_context_attention_bench [part of the cases' names] [seconds for each figure]
 //
-// The first figures hold the blocks, the merges of their results and the packing of what would travel: what would be
-// received lies there as noise. "with copies": besides, each pass copies as much on the GPU itself, in a link's stead.
-// Below, by op, what a pass of all ranks takes. Variants take turns, each for so long that the GPU's power limit shows.
+// What a rank receives is copied from noise on its own GPU. The first figures are without those copies, which a link
+// would bring beside the computing: the blocks, the merges of their results and the packing of what would travel.
+// Below, the same with the copies, and by op. Variants take turns, each for so long that the GPU's power limit shows.
 // A plain program: the benchmark library need not be where the GPU is.
 #include <algorithm>
 #include <cmath>
@@ -71,19 +71,27 @@ class NoiseCommunicator final : public Communicator {
   }
   void barrier(std::string_view) override {}
 
- private:
-  Work receive(const Tensor& to) const {
-    if (noise_ == nullptr) return {};
+  // What was received since the last call.
+  std::vector<Tensor> take_received() { return std::exchange(received_, {}); }
+  void copy_noise(const Tensor& to) const {
     for (int64_t begin = 0; begin < to.bytes(); begin += noise_->bytes()) {
       const auto piece = static_cast<size_t>(std::min(noise_->bytes(), to.bytes() - begin));
       FARSPAN_CUDA(cudaMemcpyAsync(static_cast<char*>(to.raw()) + begin, noise_->data(), piece,
                                    cudaMemcpyDeviceToDevice, cuda::compute_stream(device_)));
     }
+  }
+
+ private:
+  Work receive(const Tensor& to) {
+    if (noise_ == nullptr) return {};
+    copy_noise(to);
+    received_.push_back(to);
     return {};
   }
 
   Device& device_;
   const DeviceMemory* noise_;
+  std::vector<Tensor> received_;
 };
 
 // One rank's part of a case, on a device that may be dry.
@@ -127,6 +135,17 @@ class Rank {
                         heads(d_qkv_, 0), heads(d_qkv_, 1), heads(d_qkv_, 2));
   }
 
+  // Runs a pass, and returns the copies that it made.
+  template <typename Pass>
+  std::vector<Tensor> copies_of(Pass&& pass) const {
+    group_->take_received();
+    pass();
+    return group_->take_received();
+  }
+  void copy_again(const std::vector<Tensor>& copies) const {
+    for (const Tensor& to : copies) group_->copy_noise(to);
+  }
+
  private:
   static std::vector<int> ranks_of(int cp) {
     std::vector<int> ranks(static_cast<size_t>(cp));
@@ -158,7 +177,7 @@ class Rank {
   const Case& case_;
   Device& device_;
   SequenceLayout layout_;
-  std::unique_ptr<Communicator> group_;
+  std::unique_ptr<NoiseCommunicator> group_;
   ContextAttention attention_;
   DeviceMemory memory_;
   int64_t used_ = 0;
@@ -219,19 +238,23 @@ Seconds measure(Device& device, const Noise& noise, const Case& c, const Variant
   noise.fill(device, received.data(), received.bytes());
   for (int rank = 0; rank < v.cp; ++rank) {
     const int64_t program_bytes = plan_of(c, v, rank, 0).peak_bytes;
-    Rank on_gpu(c, v, rank, device, nullptr), copying(c, v, rank, device, &received);
+    Rank on_gpu(c, v, rank, device, &received);
     on_gpu.fill(noise);
-    copying.fill(noise);
     Arena arena(device, plan_of(c, v, rank, program_bytes));
     {
       const ProgramScope scope(arena, "noise");
       const Buffer all = arena.take("noise", DType::bf16, {program_bytes / 2}, Purpose::workspace);
       noise.fill(device, all.tensor().raw(), all.tensor().bytes());
     }
-    sum.forward += seconds_of(device, seconds, [&] { on_gpu.forward(arena); });
-    sum.forward_with_copies += v.cp == 1 ? 0 : seconds_of(device, seconds, [&] { copying.forward(arena); });
-    sum.backward += seconds_of(device, seconds, [&] { on_gpu.backward(arena); });
-    sum.backward_with_copies += v.cp == 1 ? 0 : seconds_of(device, seconds, [&] { copying.backward(arena); });
+    const auto pass_seconds = [&](const auto& pass, double& without_copies, double& with_copies) {
+      const double took = seconds_of(device, seconds, pass);
+      with_copies += took;
+      without_copies += took;
+      const std::vector<Tensor> copies = on_gpu.copies_of(pass);
+      if (!copies.empty()) without_copies -= seconds_of(device, seconds / 4, [&] { on_gpu.copy_again(copies); });
+    };
+    pass_seconds([&] { on_gpu.forward(arena); }, sum.forward, sum.forward_with_copies);
+    pass_seconds([&] { on_gpu.backward(arena); }, sum.backward, sum.backward_with_copies);
     observe(device, sum.forward_ops, [&] { on_gpu.forward(arena); });
     observe(device, sum.backward_ops, [&] { on_gpu.backward(arena); });
     device.use_scratch(nullptr, 0);

@@ -50,7 +50,10 @@ class AttentionCudnn : public ::testing::Test {
   static void attend(Device& device, const Call& call) {
     device.run({"attention", OpClass::attention, 0, 0, scratch_bytes(device, call)}, [&] {
       if constexpr (std::is_same_v<Call, AttentionForward>) {
-        EXPECT_EQ(cudnn()->forward_declines(device, call), "");
+        const std::string reason = cudnn()->forward_declines(device, call);
+        if (call.out.dtype() == DType::f32 && reason.find("of documents") != std::string::npos)
+          return attend_forward_by_choice(device, call);
+        EXPECT_EQ(reason, "");
         cudnn()->forward(device, call);
       } else {
         const std::string reason = cudnn()->backward_declines(device, call);

@@ -10,10 +10,12 @@
 namespace farspan::cuda {
 namespace {
 
-// A rectangle of a length that is a multiple of this gets graphs of its own. Rows and what ranks own of them are cut
+// A rectangle of lengths that are multiples of these gets graphs of its own. Rows and what ranks own of them are cut
 // into such lengths; documents end anywhere, and a graph for each of their lengths would take longer to make than to
-// run.
-constexpr int64_t kRectangleTokens = 16;
+// run. A square is a row or a rank's part of it; other rectangles may end where a document does, some of them at a
+// multiple of 16.
+constexpr int64_t kSquareTokens = 16;
+constexpr int64_t kRectangleTokens = 128;
 
 int64_t next_power_of_two(int64_t x) {
   int64_t power = 128;
@@ -109,7 +111,8 @@ BlockPlan plan_block(const AttentionBlock& block, Pass pass) {
   if (documents.empty()) return refused("no query sees anything");
   const Document& first = documents.front();
   const bool whole = first.queries == queries && first.keys == keys;
-  if (whole && queries % kRectangleTokens == 0 && keys % kRectangleTokens == 0) {
+  const int64_t multiple = queries == keys ? kSquareTokens : kRectangleTokens;
+  if (whole && queries % multiple == 0 && keys % multiple == 0) {
     plan.rectangles = rectangles_of(first, plan.diagonal, pass);
   } else {
     plan.documents = documents_calls(documents);

@@ -6,7 +6,7 @@
 // tokens of 16:8 heads of 128, sustained, forward runs at 614 instead of 581 TFLOP/s and backward at 544 instead of
 // 532, in half the workspace. Gradients of a causal rectangle whose queries see more keys before their own take two
 // calls likewise: cuDNN's own mask for that shape is slower. Anything else takes batches of documents, at most
-// kMostDocuments of like length each (forward; their gradients are left to the own kernels).
+// kMostDocuments of like length each (forward that writes results once; the rest is left to the own kernels).
 #pragma once
 
 #include <cstdint>

@@ -72,6 +72,8 @@ class Rectangles {
   }
   const std::vector<Rectangle>& list() const { return list_; }
   bool chosen(size_t span) const { return chosen_ == nullptr || (*chosen_)[span]; }
+  // Whether others of the row's queries, which see nothing of these blocks, have results of their own.
+  bool leaves_some() const { return chosen_ != nullptr; }
 
  private:
   const std::vector<QuerySpan>& spans() const { return call_.query_spans[static_cast<size_t>(row_)]; }
@@ -243,6 +245,7 @@ BlockPart part_of(const AttentionCall& call, const KeyBlock& keys, const Rectang
   block.query_begin = first.positions.begin;
   block.scale = call.shape.scale;
   block.visible_pairs = r.pairs;
+  block.keeps_blind = rectangles.leaves_some();
   if (r.united) {
     std::vector<KeyPiece> pieces;
     for (size_t segment = r.first_segment; segment < r.last_segment; ++segment)
@@ -260,7 +263,6 @@ BlockPart part_of(const AttentionCall& call, const KeyBlock& keys, const Rectang
       else
         ranges.push_back({begin, end});
     }
-    block.keeps_blind = ranges.size() > 1 || ranges[0].begin > 0 || ranges[0].end < queries;
     key_intervals(call.device, pieces, ranges, block.lo, block.hi, key_lo, key_hi);
     block.lo = key_lo;
     block.hi = key_hi;
