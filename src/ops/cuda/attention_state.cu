@@ -48,47 +48,30 @@ bool loads_together(const View<const T>& view, int64_t head_size) {
          reinterpret_cast<uintptr_t>(view.data) % sizeof(Together<T>) == 0;
 }
 
-// Neighbouring (query, head) of a warp, heads varying fastest: enough loads under way to fill the memory's pipe.
-constexpr int kRowsAWarp = 4;
-
+// One warp a (query, head), heads varying fastest.
 template <bool kLoadsTogether, typename Out, typename DOut>
 __global__ void __launch_bounds__(kThreads) delta_kernel(View<const Out> out, View<const DOut> d_out, float* delta,
                                                          int64_t delta_stride, int64_t queries, int64_t heads,
                                                          int64_t head_size) {
-  const int64_t first = (blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x) / 32 * kRowsAWarp;
+  const int64_t row = (blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x) / 32;
+  if (row >= queries * heads) return;
+  const int64_t query = row / heads, head = row % heads;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t rows = min(static_cast<int64_t>(kRowsAWarp), queries * heads - first);
-  float sums[kRowsAWarp] = {};
+  const Out* const o = out.row(query, head);
+  const DOut* const g = d_out.row(query, head);
+  float sum = 0;
   if constexpr (kLoadsTogether) {
     for (int64_t d = lane * kTogether; d < head_size; d += 32 * kTogether) {
-      Together<Out> a[kRowsAWarp] = {};
-      Together<DOut> b[kRowsAWarp] = {};
+      const auto a = *reinterpret_cast<const Together<Out>*>(o + d);
+      const auto b = *reinterpret_cast<const Together<DOut>*>(g + d);
 #pragma unroll
-      for (int r = 0; r < kRowsAWarp; ++r) {
-        if (r >= rows) continue;
-        a[r] = *reinterpret_cast<const Together<Out>*>(out.row((first + r) / heads, (first + r) % heads) + d);
-        b[r] = *reinterpret_cast<const Together<DOut>*>(d_out.row((first + r) / heads, (first + r) % heads) + d);
-      }
-#pragma unroll
-      for (int r = 0; r < kRowsAWarp; ++r)
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) sums[r] = fmaf(widened(a[r].of[i]), widened(b[r].of[i]), sums[r]);
+      for (int i = 0; i < kTogether; ++i) sum = fmaf(widened(a.of[i]), widened(b.of[i]), sum);
     }
   } else {
-#pragma unroll
-    for (int r = 0; r < kRowsAWarp; ++r) {
-      if (r >= rows) continue;
-      const Out* const o = out.row((first + r) / heads, (first + r) % heads);
-      const DOut* const g = d_out.row((first + r) / heads, (first + r) % heads);
-      for (int64_t d = lane; d < head_size; d += 32) sums[r] = fmaf(widened(o[d]), widened(g[d]), sums[r]);
-    }
+    for (int64_t d = lane; d < head_size; d += 32) sum = fmaf(widened(o[d]), widened(g[d]), sum);
   }
-#pragma unroll
-  for (int r = 0; r < kRowsAWarp; ++r) {
-    for (int distance = 16; distance > 0; distance /= 2) sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], distance);
-    if (lane == r && r < rows)
-      delta[(first + r) % heads * delta_stride + (first + r) / heads] = sums[r];
-  }
+  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  if (lane == 0) delta[head * delta_stride + query] = sum;
 }
 
 template <typename Out, typename DOut>
@@ -99,7 +82,7 @@ void queue_delta(Device& device, const Tensor& out, const Tensor& d_out, const T
   const auto kernel = loads_together(outs, out.dim(2)) && loads_together(d_outs, out.dim(2))
                           ? delta_kernel<true, Out, DOut>
                           : delta_kernel<false, Out, DOut>;
-  launch(kernel, ceil_div(rows, kThreads / 32 * kRowsAWarp), kThreads, 0, compute_stream(device), outs, d_outs,
+  launch(kernel, ceil_div(rows, kThreads / 32), kThreads, 0, compute_stream(device), outs, d_outs,
          delta.data<float>(), delta.stride(0), out.dim(0), out.dim(1), out.dim(2));
 }
 
