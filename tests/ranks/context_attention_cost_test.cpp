@@ -361,6 +361,27 @@ TEST(ContextAttentionCost, ScratchIsPlannedForEveryMask) {
       }
 }
 
+// Nor must hops that travel together, whose keys stand together in the row and are one block, with dropout or without.
+TEST(ContextAttentionCost, ScratchIsPlannedForHopsThatTravelTogether) {
+  AttentionCase c{.seq_length = 256, .heads = 4, .kv_heads = 2, .head_dim = 64, .documents = {}};
+  for (const double probability : {0.0, 0.25})
+    for (const CpCommType comm_type : kTravelTypes)
+      for (int rank = 0; rank < 4; ++rank) {
+        const RankSetup setup{.cp = 4,
+                              .comm_type = comm_type,
+                              .layout = CpLayout::contiguous,
+                              .dtype = DType::bf16,
+                              .dropout = {.probability = probability}};
+        const auto scratch = [&](const std::vector<std::vector<Span>>& documents) {
+          c.documents = documents;
+          return plan_rank(c, setup, rank, nullptr, nullptr, DeviceKind::cuda).scratch_bytes;
+        };
+        const int64_t planned = scratch({documents_of({256}), documents_of({256})});
+        EXPECT_EQ(scratch({documents_of({32, 224}), documents_of({64, 64, 64, 64})}), planned)
+            << describe(setup) << " rank " << rank << " dropout " << probability;
+      }
+}
+
 TEST(ContextAttentionCost, OneRankPacksAndSendsNothing) {
   for (CpCommType comm_type : kCommTypes)
     for (DType dtype : {DType::f32, DType::bf16}) {

@@ -31,7 +31,7 @@ class StateUpdate {
     if (stores_) *lse_at_ = lse_;
   }
 
-  // What is there in columns `column` and the next, of which store_out keeps a part; a kernel reads all of it first.
+  // What is there in columns `column` and the next, of which store_out keeps a part; best read for all columns first.
   __device__ float2 before(int column) const {
     return pair_before(a_.out, head_, query_, column, a_.head_size, a_.add && stores_);
   }

@@ -192,8 +192,8 @@ __device__ void multiply_columns(float (&c)[kRowTiles][kColumns / 8][4], const f
   }
 }
 
-// Two neighbouring fp32 values of a row, which results will be added to; zeros where `add` is false. A kernel reads all
-// of its values before it writes any, or each would wait for the one before.
+// Two neighbouring fp32 values of a row, which results will be added to; zeros where `add` is false. A kernel that
+// reads all of its values before it writes any does not wait for each anew.
 __device__ inline float2 pair_before(const HeadsView& view, int head, int row, int column, int head_size, bool add) {
   if (!add || column >= head_size) return {0, 0};
   const float* const from = head_of<float>(view, head) + row * view.token_stride + column;

@@ -15,7 +15,7 @@ namespace {
 // run. A square is a row or a rank's part of it; other rectangles may end where a document does, some of them at a
 // multiple of 16.
 constexpr int64_t kSquareTokens = 16;
-constexpr int64_t kRectangleTokens = 128;
+constexpr int64_t kRectangleTokens = 64;
 
 int64_t next_power_of_two(int64_t x) {
   int64_t power = 128;

@@ -100,7 +100,7 @@ struct OutputGradient {
 // Keys and values of some segments of one row, wherever they lie, of key/value heads [heads.begin, heads.end).
 struct KeyBlock {
   // Ascending; their tokens lie one behind the other. Of received ones neighbours in the row are one, whoever owns
-  // them; where these had them is not read.
+  // them, this rank too where late queries see its keys between others'; where these had them is not read.
   std::span<const Segment> segments;
   Span heads;
   Tensor key;    // (tokens, heads, D)

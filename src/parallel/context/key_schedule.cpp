@@ -94,8 +94,8 @@ class HopGroup {
   int first() const { return first_; }
   int last() const { return last_; }
 
-  // Adds hop `last() + 1` unless some rank received more than `most_received` tokens then, or sent more than
-  // `most_sent`.
+  // Adds a hop behind last() unless some rank received more than `most_received` tokens then, or sent more than
+  // `most_sent`, those that several ranks want once for each.
   bool add(const KeyNeeds& needs, int hop, int64_t most_received, int64_t most_sent) {
     const auto ranks = static_cast<int>(received_.size());
     std::vector<int64_t> received = received_, sent = sent_;
@@ -183,19 +183,19 @@ KeySchedule p2p_schedule(const AttentionCall& call, Pass pass) {
     if (group.empty()) return;
     const std::string name = group.first() == group.last() ? fmt::format("hop {}", group.last())
                                                            : fmt::format("hops {}-{}", group.first(), group.last());
-    ExchangeStep step{name, heads, {}, {}};
+    ExchangeStep step{name, heads, {}, {}, false};
     for (int hop = group.first(); hop <= group.last(); ++hop) add_hop(step, hop, 0, 1);
     schedule.steps.push_back(std::move(step));
     group = HopGroup(ranks);
   };
   std::vector<int64_t> largest_of_hop;
   for (int hop = 1; hop < ranks; ++hop) largest_of_hop.push_back(largest_need(needs, ranks, hop, own_tokens));
-  // A hop that may share a step: no rank wants all that another has.
+  // A hop that may share a step: it fits in a piece, and no rank wants all that another has.
   const auto brings_little = [&](int64_t largest) { return largest <= piece && largest < own_tokens; };
-  if (std::all_of(largest_of_hop.begin(), largest_of_hop.end(), brings_little)) {
-    // All as one step, which may fill both of the buffers that take turns else. What comes home in backward has one;
-    // what is sent to several is packed once.
-    const int64_t most_sent = pass == Pass::backward || piece < own_tokens ? piece : own_tokens * ranks;
+  if (pass == Pass::forward && std::all_of(largest_of_hop.begin(), largest_of_hop.end(), brings_little)) {
+    // All as one step, which may fill both of the buffers that take turns else. What is sent to several is packed once.
+    // Not in backward, where what comes home has one buffer, and scratch is planned for the keys of one.
+    const int64_t most_sent = piece < own_tokens ? piece : own_tokens * ranks;
     bool fits = true;
     for (int hop = 1; hop < ranks && fits; ++hop)
       if (largest_of_hop[static_cast<size_t>(hop - 1)] > 0)
@@ -218,7 +218,7 @@ KeySchedule p2p_schedule(const AttentionCall& call, Pass pass) {
     end_group();
     const int64_t pieces = ceil_div(largest, piece);
     for (int64_t p = 0; p < pieces; ++p) {
-      ExchangeStep step{fmt::format("hop {}.{}", hop, p), heads, {}, {}};
+      ExchangeStep step{fmt::format("hop {}.{}", hop, p), heads, {}, {}, true};
       add_hop(step, hop, p, pieces);
       schedule.steps.push_back(std::move(step));
     }

@@ -10,7 +10,8 @@
 //   p2p         step (hop h, piece): from rank r - h, to rank r + h (mod cp); all heads. What a hop needs is cut in
 //               equal pieces of at most a quarter of a rank's tokens, so that three small buffers hold all that travels
 //               and no rank waits for another that has more to compute on a piece. Hops that bring little, as masks of
-//               documents leave it, are one step where it fits in a buffer together.
+//               documents leave it, are one step where it fits in a buffer together, in forward in both that take
+//               turns.
 //   all_gather  step (head group): from all ranks, to all ranks; some key/value heads at a time, so many that the
 //               buffers stay within a limit. Where the mask leaves out keys, there is room for more heads.
 //
@@ -37,6 +38,7 @@ struct ExchangeStep {
   Span heads;        // of the key/value heads
   std::vector<Parcel> sends;
   std::vector<Parcel> receives;
+  bool whole = false;  // of one peer each way, whose parcel is one message and lies alone in the step's buffer
 };
 
 // What a schedule's buffers must hold, known before any mask is.

@@ -27,7 +27,7 @@ bool within(const Span& inner, const Span& outer) { return inner.begin >= outer.
 }  // namespace
 
 LateQueries::LateQueries(const AttentionCall& call, const KeySchedule& schedule) {
-  if (!call.unites_blocks() || schedule.steps.size() != 1) return;
+  if (!call.unites_blocks() || schedule.steps.size() != 1 || schedule.steps[0].whole) return;
   int64_t received = 0;
   size_t pieces = 0;
   for (const Parcel& parcel : schedule.steps[0].receives) {
@@ -65,19 +65,20 @@ LateQueries::LateQueries(const AttentionCall& call, const KeySchedule& schedule)
   if (!bent || late_pairs == 0 || idle > kCostOfTwice * flops(late_pairs)) return;
 
   std::vector<Segment> own;
-  int64_t own_tokens = 0;
   for (size_t row = 0; row < late.size(); ++row)
     for (const LocalSpan& owned : call.rows.layouts[row].spans(call.rank())) {
-      Span wanted;
+      const size_t first = own.size();
       for (size_t i = 0; i < late[row].size(); ++i) {
         const Span seen = intersect(call.query_spans[row][i].sees, owned.positions);
         if (!late[row][i] || seen.empty()) continue;
-        wanted = wanted.empty() ? seen : Span{std::min(wanted.begin, seen.begin), std::max(wanted.end, seen.end)};
+        if (own.size() > first && seen.begin <= own.back().keys.positions.end)
+          own.back().keys.positions.end = std::max(own.back().keys.positions.end, seen.end);
+        else
+          own.push_back({static_cast<int64_t>(row), {seen, owned.local_begin + seen.begin - owned.positions.begin}});
       }
-      if (wanted.empty()) continue;
-      own.push_back({static_cast<int64_t>(row), {wanted, owned.local_begin + wanted.begin - owned.positions.begin}});
-      own_tokens += wanted.length();
     }
+  int64_t own_tokens = 0;
+  for (const Segment& segment : own) own_tokens += segment.tokens();
   const int64_t room = schedule.sizes.capacity / call.shape.kv_heads * schedule.sizes.buffers();
   if (received + own_tokens > room || pieces + own.size() > static_cast<size_t>(kMostKeyPieces)) return;
   early_ = std::move(early);

@@ -5,8 +5,8 @@
 // travel, and with theirs when they are here, its fp32 results being written, read and written again. Where a row's
 // documents are short beside a rank's part of it, many queries see no other rank's keys at all. If those are enough to
 // do until the others' keys are here, or nearly, the rest can wait: it is then attended to once, with all its keys, as
-// are the others, and results are written once and rounded. The keys of this rank that they see are copied in between
-// those that travelled, in the order of the row.
+// are the others, and results are written once, rounded where the caller wants them so. The keys of this rank that they
+// see are copied in between those that travelled, in the order of the row.
 //
 // Forward only: most of what backward writes twice are gradients of keys. On a GPU, where a rank's queries are not one
 // plain or causal block (cuDNN is faster on those) and where all that a rank is brought comes in one step.

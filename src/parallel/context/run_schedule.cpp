@@ -61,10 +61,16 @@ Tensor own_part(const Tensor& x, const Segment& segment, Span heads) {
   return entry(x, segment.row).slice(0, begin, begin + segment.tokens()).slice(1, heads.begin, heads.end);
 }
 
-// What goes to, or comes from, the parcels' peers: each segment's keys and each segment's values are a message, since
-// the receiver may place segments apart. Both ends have a parcel's segments in the same order.
-std::vector<Message> messages(const std::vector<Parcel>& parcels, const StepPlaces& places, const Tensor& step) {
+// What goes to, or comes from, the parcels' peers. Of a step that is not whole each segment's keys and each segment's
+// values are a message, since the receiver may place segments apart. Both ends have a parcel's segments in the same
+// order.
+std::vector<Message> messages(const std::vector<Parcel>& parcels, const StepPlaces& places, bool whole,
+                              const Tensor& step) {
   std::vector<Message> messages;
+  if (whole) {
+    for (const Parcel& parcel : parcels) messages.push_back({parcel.peer, step});
+    return messages;
+  }
   for (size_t p = 0; p < parcels.size(); ++p)
     for (size_t i = 0; i < parcels[p].segments.size(); ++i) {
       const int64_t begin = places.begins[p][i];
@@ -113,7 +119,8 @@ class KeyTravel {
     for (const PlacedSegment& placed : own.pieces)
       for_both(own_part(call_.key, placed.segment, step.heads), own_part(call_.value, placed.segment, step.heads),
                both_of(sent, placed), [&](const Tensor& from, const Tensor& to) { cast(call_.device, from, to); });
-    arrival_ = call_.cp->exchange(messages(step.sends, own, sent), messages(step.receives, visitors_[i], received(i)),
+    arrival_ = call_.cp->exchange(messages(step.sends, own, step.whole, sent),
+                                  messages(step.receives, visitors_[i], step.whole, received(i)),
                                   fmt::format("attention {} key/value {}", pass_, step.name));
   }
 
@@ -166,31 +173,21 @@ std::vector<StepPlaces> places_of_visitors(const AttentionCall& call, const KeyS
 }
 
 // Calls body(key block, its tokens among the step's) for all that lies in a step's places, row by row. Neighbours in
-// the row are one segment, but for this rank's own, which queries of the same tokens may see causally.
+// the row are one segment.
 template <typename Body>
-void for_each_received(const StepPlaces& places, const LateQueries& late, Span heads, const Tensor& received,
-                       Body&& body) {
-  const auto is_own = [&](const Segment& segment) {
-    const std::vector<Segment>& own = late.own_keys();
-    return std::any_of(own.begin(), own.end(), [&](const Segment& each) {
-      return each.row == segment.row && each.keys.positions == segment.keys.positions;
-    });
-  };
+void for_each_received(const StepPlaces& places, Span heads, const Tensor& received, Body&& body) {
   for (auto piece = places.pieces.begin(); piece != places.pieces.end();) {
     std::vector<Segment> segments;
     Span tokens{piece->begin, piece->begin};
-    bool after_own = false;
     for (; piece != places.pieces.end(); ++piece) {
       const Segment& next = piece->segment;
       if (!segments.empty() && next.row != segments.back().row) break;
       tokens.end += next.tokens();
       Span* const last = segments.empty() ? nullptr : &segments.back().keys.positions;
-      const bool own = is_own(next);
-      if (last != nullptr && last->end == next.keys.positions.begin && !own && !after_own)
+      if (last != nullptr && last->end == next.keys.positions.begin)
         last->end = next.keys.positions.end;
       else
         segments.push_back(next);
-      after_own = own;
     }
     body(KeyBlock{segments, heads, tokens_of(received, 0, tokens), tokens_of(received, 1, tokens)}, tokens);
   }
@@ -217,9 +214,9 @@ class GradientTravel {
     take_in();
     const ExchangeStep& step = schedule_.steps[i];
     own_ = places_by_parcel(step.sends);
-    arrival_ =
-        call_.cp->exchange(messages(step.receives, visitors_[i], computed(i)), messages(step.sends, own_, received(i)),
-                           fmt::format("attention backward d_key/d_value {}", step.name));
+    arrival_ = call_.cp->exchange(messages(step.receives, visitors_[i], step.whole, computed(i)),
+                                  messages(step.sends, own_, step.whole, received(i)),
+                                  fmt::format("attention backward d_key/d_value {}", step.name));
     under_way_ = i;
     if (!schedule_.sizes.overlap) take_in();
   }
@@ -254,7 +251,7 @@ class GradientTravel {
 
 // Scratch for any block that rows of these lengths can bring, however they are dealt to the ranks and whatever their
 // masks leave out: own keys with all heads, and received ones, of which the more heads there are in a step the fewer
-// fit.
+// fit. A forward step that fills both buffers has more keys than these; forward's scratch does not depend on them.
 void plan_largest_blocks(const AttentionCall& call, const KeySchedule& schedule) {
   if (!call.device.dry() || !call.device.targets_cuda()) return;
   const auto plan = [&](int64_t keys, int64_t kv_heads) {
@@ -274,8 +271,6 @@ void plan_largest_blocks(const AttentionCall& call, const KeySchedule& schedule)
   plan(call.local_length(), call.shape.kv_heads);
   for (int64_t kv_heads = schedule.sizes.heads; kv_heads <= call.shape.kv_heads; ++kv_heads)
     plan(std::max<int64_t>(1, schedule.sizes.capacity / kv_heads), kv_heads);
-  if (call.unites_blocks())
-    plan(schedule.sizes.capacity * schedule.sizes.buffers() / call.shape.kv_heads, call.shape.kv_heads);
 }
 
 // (2, s, K, D) of a row of both sums (2, B, s, K, D).
@@ -303,10 +298,9 @@ void run_backward_into(const AttentionCall& call, const KeySchedule& schedule, O
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     travel.arrive(i);
     const Tensor sums = home.computed(i);
-    for_each_received(
-        visitors[i], none, schedule.steps[i].heads, travel.received(i), [&](const KeyBlock& keys, Span tokens) {
-          attend_backward(call, met, gradient, keys, tokens_of(sums, 0, tokens), tokens_of(sums, 1, tokens));
-        });
+    for_each_received(visitors[i], schedule.steps[i].heads, travel.received(i), [&](const KeyBlock& keys, Span tokens) {
+      attend_backward(call, met, gradient, keys, tokens_of(sums, 0, tokens), tokens_of(sums, 1, tokens));
+    });
     home.send(i);
   }
   home.take_in();
@@ -327,7 +321,7 @@ void run_forward(const AttentionCall& call, const KeySchedule& schedule, const L
   attend_own_forward(call, met, late.early(), out, lse);
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     travel.arrive(i);
-    for_each_received(visitors[i], late, schedule.steps[i].heads, travel.received(i),
+    for_each_received(visitors[i], schedule.steps[i].heads, travel.received(i),
                       [&](const KeyBlock& keys, Span) { attend_forward(call, met, keys, late.late(), out, lse); });
   }
 }
