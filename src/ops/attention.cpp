@@ -17,6 +17,7 @@
 #include "ops/cuda/attention_scratch.h"
 #include "ops/cuda/ops.h"
 #include "ops/dropout_rule.h"
+#include "ops/key_intervals.h"
 #include "ops/ref/attention_ref.h"
 
 namespace farspan {
@@ -24,13 +25,10 @@ namespace {
 
 // The queries whose results a block begins: all, or the ascending spans of those that see any of its keys. Reads lo and
 // hi.
-struct QuerySpan {
-  int64_t begin, end;
-};
-std::vector<QuerySpan> begun_queries(const AttentionBlock& block) {
+std::vector<QueryRange> begun_queries(const AttentionBlock& block) {
   const int64_t queries = block.query.dim(0);
   if (!block.keeps_blind) return {{0, queries}};
-  std::vector<QuerySpan> seeing;
+  std::vector<QueryRange> seeing;
   for (int64_t i = 0; i < queries; ++i) {
     const int64_t lo = std::max(block.lo.data<int64_t>()[i * block.lo.stride(0)], block.key_begin);
     const int64_t hi = std::min(block.hi.data<int64_t>()[i * block.hi.stride(0)], block.key_begin + block.key.dim(0));
@@ -48,14 +46,14 @@ constexpr AttentionImplementation on_cpu(std::string_view name) {
           [](Device&, const AttentionBackward& call) { return std::string(declines_block(call.block)); },
           [](Device& device, const AttentionForward& call) {
             if (call.use == StateUse::begin)
-              for (const QuerySpan& queries : begun_queries(call.block))
+              for (const QueryRange& queries : begun_queries(call.block))
                 cpu::attention_state_init(device, call.out.slice(0, queries.begin, queries.end),
                                           call.lse.slice(1, queries.begin, queries.end));
             run_forward(device, call.block, call.out, call.lse);
           },
           [](Device& device, const AttentionBackward& call) {
             if (call.d_query_use == Accumulate::no)
-              for (const QuerySpan& queries : begun_queries(call.block))
+              for (const QueryRange& queries : begun_queries(call.block))
                 cpu::zero_heads(device, call.d_query.slice(0, queries.begin, queries.end));
             if (call.d_key_value_use == Accumulate::no) {
               cpu::zero_heads(device, call.d_key);

@@ -223,6 +223,9 @@ TEST_F(AttentionCudnn, DeclinesWithAReason) {
               HasSubstr("not bf16"));
   EXPECT_THAT(reason(random_problem({64, 64, 2, 1, 64}, window(64, 9), DType::bf16), [](AttentionBlock&) {}),
               HasSubstr("mask"));
+  EXPECT_THAT(reason(random_problem({200, 200, 2, 1, 64}, documents({130, 70}), DType::bf16), [](AttentionBlock&) {}),
+              HasSubstr("documents that pass through an fp32 state"));
+  EXPECT_THAT(reason(p, [](AttentionBlock& b) { b.keeps_blind = true; }), HasSubstr("keep their results"));
   EXPECT_THAT(reason(random_problem({64, 64, 2, 1, 136}, causal(64, 64), DType::bf16), [](AttentionBlock&) {}),
               HasSubstr("head size 136"));
   EXPECT_THAT(reason(random_problem({64, 64, 2, 1, 10}, causal(64, 64), DType::bf16), [](AttentionBlock&) {}),

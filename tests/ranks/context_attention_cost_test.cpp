@@ -303,6 +303,13 @@ TEST(ContextAttentionCost, TheGatherStaysWithinItsLimit) {
   }
 }
 
+// Exchanges of a rank's forward pass on a GPU.
+int64_t forward_calls(const AttentionCase& c, const RankSetup& setup, int rank) {
+  Traffic forward;
+  plan_rank(c, setup, rank, &forward, nullptr, DeviceKind::cuda);
+  return forward.calls;
+}
+
 // Where documents end near the ranks' borders few keys travel, and all heads of them at once.
 TEST(ContextAttentionCost, AGatherOfFewKeysIsOneStep) {
   AttentionCase whole = causal_row(256);
@@ -315,11 +322,8 @@ TEST(ContextAttentionCost, AGatherOfFewKeysIsOneStep) {
   const RankSetup setup{
       .cp = 8, .comm_type = CpCommType::all_gather, .dtype = DType::bf16, .all_gather = {.buffer_size = three_heads}};
   for (int rank = 0; rank < setup.cp; ++rank) {
-    Traffic of_whole, of_packed;
-    plan_rank(whole, setup, rank, &of_whole, nullptr, DeviceKind::cuda);
-    plan_rank(packed, setup, rank, &of_packed, nullptr, DeviceKind::cuda);
-    EXPECT_EQ(of_whole.calls, 3) << rank;
-    EXPECT_EQ(of_packed.calls, 1) << rank;
+    EXPECT_EQ(forward_calls(whole, setup, rank), 3) << rank;
+    EXPECT_EQ(forward_calls(packed, setup, rank), 1) << rank;
   }
 }
 
@@ -330,11 +334,8 @@ TEST(ContextAttentionCost, HopsOfFewKeysTravelTogether) {
   packed.documents = {documents_of({40, 40, 40, 40, 40, 40, 16})};
   const RankSetup setup{.cp = 8, .dtype = DType::bf16};
   for (int rank = 0; rank < setup.cp; ++rank) {
-    Traffic of_whole, of_packed;
-    plan_rank(whole, setup, rank, &of_whole, nullptr, DeviceKind::cuda);
-    plan_rank(packed, setup, rank, &of_packed, nullptr, DeviceKind::cuda);
-    EXPECT_EQ(of_whole.calls, 7) << rank;
-    EXPECT_EQ(of_packed.calls, 1) << rank;
+    EXPECT_EQ(forward_calls(whole, setup, rank), 7) << rank;
+    EXPECT_EQ(forward_calls(packed, setup, rank), 1) << rank;
   }
 }
 

@@ -52,14 +52,19 @@ void add_parcel(std::vector<Parcel>& parcels, int peer, std::vector<Segment> seg
   if (!segments.empty()) parcels.push_back(parcel_of(peer, std::move(segments)));
 }
 
-// The largest parcel, in tokens, that any rank receives at a hop; `enough` or more where there is one of as many, which
-// of all that a rank owns one of the first readers mostly wants.
-int64_t largest_need(const KeyNeeds& needs, int ranks, int hop, int64_t enough) {
-  int64_t largest = 0;
-  for (int reader = 0; reader < ranks && largest < enough; ++reader)
-    largest = std::max(largest, needs.tokens(reader, (reader - hop + ranks) % ranks));
-  return largest;
+// The tokens that each rank receives at a hop. Where one receives `enough` or more, which of all that a rank owns one
+// of the first readers mostly wants, those behind it are not looked at.
+std::vector<int64_t> needs_of_hop(const KeyNeeds& needs, int ranks, int hop, int64_t enough) {
+  std::vector<int64_t> tokens(static_cast<size_t>(ranks));
+  for (int reader = 0; reader < ranks; ++reader) {
+    int64_t& mine = tokens[static_cast<size_t>(reader)];
+    mine = needs.tokens(reader, (reader - hop + ranks) % ranks);
+    if (mine >= enough) break;
+  }
+  return tokens;
 }
+
+int64_t largest(const std::vector<int64_t>& tokens) { return *std::max_element(tokens.begin(), tokens.end()); }
 
 // The most tokens that any rank receives, or sends, if all of a pass travels at once; `enough` or more where there is
 // one of as many.
@@ -94,18 +99,16 @@ class HopGroup {
   int first() const { return first_; }
   int last() const { return last_; }
 
-  // Adds a hop behind last() unless some rank received more than `most_received` tokens then, or sent more than
-  // `most_sent`, those that several ranks want once for each.
-  bool add(const KeyNeeds& needs, int hop, int64_t most_received, int64_t most_sent) {
-    const auto ranks = static_cast<int>(received_.size());
+  // Adds a hop behind last() at which each rank receives `tokens`, unless some rank received more than `most_received`
+  // tokens then, or sent more than `most_sent`, those that several ranks want once for each.
+  bool add(int hop, const std::vector<int64_t>& tokens, int64_t most_received, int64_t most_sent) {
+    const size_t ranks = received_.size();
     std::vector<int64_t> received = received_, sent = sent_;
-    for (int reader = 0; reader < ranks; ++reader) {
-      const int owner = (reader - hop + ranks) % ranks;
-      const int64_t tokens = needs.tokens(reader, owner);
-      int64_t& in = received[static_cast<size_t>(reader)];
-      int64_t& out = sent[static_cast<size_t>(owner)];
-      in += tokens;
-      out += tokens;
+    for (size_t reader = 0; reader < ranks; ++reader) {
+      int64_t& in = received[reader];
+      int64_t& out = sent[(reader + ranks - static_cast<size_t>(hop)) % ranks];
+      in += tokens[reader];
+      out += tokens[reader];
       if (in > most_received || out > most_sent) return false;
     }
     received_ = std::move(received);
@@ -122,7 +125,7 @@ class HopGroup {
 
 bool anybody_needs_anything(const KeyNeeds& needs, int ranks) {
   for (int hop = 1; hop < ranks; ++hop)
-    if (largest_need(needs, ranks, hop, 1) > 0) return true;
+    if (largest(needs_of_hop(needs, ranks, hop, 1)) > 0) return true;
   return false;
 }
 
@@ -188,18 +191,21 @@ KeySchedule p2p_schedule(const AttentionCall& call, Pass pass) {
     schedule.steps.push_back(std::move(step));
     group = HopGroup(ranks);
   };
-  std::vector<int64_t> largest_of_hop;
-  for (int hop = 1; hop < ranks; ++hop) largest_of_hop.push_back(largest_need(needs, ranks, hop, own_tokens));
+  std::vector<std::vector<int64_t>> hops;  // hop h is entry h - 1
+  for (int hop = 1; hop < ranks; ++hop) hops.push_back(needs_of_hop(needs, ranks, hop, own_tokens));
   // A hop that may share a step: it fits in a piece, and no rank wants all that another has.
-  const auto brings_little = [&](int64_t largest) { return largest <= piece && largest < own_tokens; };
-  if (pass == Pass::forward && std::all_of(largest_of_hop.begin(), largest_of_hop.end(), brings_little)) {
+  const auto brings_little = [&](const std::vector<int64_t>& tokens) {
+    return largest(tokens) <= piece && largest(tokens) < own_tokens;
+  };
+  if (pass == Pass::forward && std::all_of(hops.begin(), hops.end(), brings_little)) {
     // All as one step, which may fill both of the buffers that take turns else. What is sent to several is packed once.
     // Not in backward, where what comes home has one buffer, and scratch is planned for the keys of one.
     const int64_t most_sent = piece < own_tokens ? piece : own_tokens * ranks;
     bool fits = true;
-    for (int hop = 1; hop < ranks && fits; ++hop)
-      if (largest_of_hop[static_cast<size_t>(hop - 1)] > 0)
-        fits = group.add(needs, hop, piece * schedule.sizes.buffers(), most_sent);
+    for (int hop = 1; hop < ranks && fits; ++hop) {
+      const std::vector<int64_t>& tokens = hops[static_cast<size_t>(hop - 1)];
+      if (largest(tokens) > 0) fits = group.add(hop, tokens, piece * schedule.sizes.buffers(), most_sent);
+    }
     if (fits) {
       end_group();
       return schedule;
@@ -207,16 +213,16 @@ KeySchedule p2p_schedule(const AttentionCall& call, Pass pass) {
     group = HopGroup(ranks);
   }
   for (int hop = 1; hop < ranks; ++hop) {
-    const int64_t largest = largest_of_hop[static_cast<size_t>(hop - 1)];
-    if (largest == 0) continue;
-    if (brings_little(largest)) {
-      if (group.add(needs, hop, piece, piece)) continue;
+    const std::vector<int64_t>& tokens = hops[static_cast<size_t>(hop - 1)];
+    if (largest(tokens) == 0) continue;
+    if (brings_little(tokens)) {
+      if (group.add(hop, tokens, piece, piece)) continue;
       end_group();
-      FARSPAN_CHECK(group.add(needs, hop, piece, piece), "p2p: hop {} does not fit where {} tokens do", hop, piece);
+      FARSPAN_CHECK(group.add(hop, tokens, piece, piece), "p2p: hop {} does not fit where {} tokens do", hop, piece);
       continue;
     }
     end_group();
-    const int64_t pieces = ceil_div(largest, piece);
+    const int64_t pieces = ceil_div(largest(tokens), piece);
     for (int64_t p = 0; p < pieces; ++p) {
       ExchangeStep step{fmt::format("hop {}.{}", hop, p), heads, {}, {}, true};
       add_hop(step, hop, p, pieces);

@@ -13,8 +13,8 @@ namespace {
 // one machine.
 constexpr double kFlopsPerByte = 1700;
 
-// What it costs to attend to queries twice, in parts of attending to them with this rank's keys: 0.24 to 0.28 for
-// documents of 8192 tokens on average over 8 ranks of 16384 tokens (docs/performance.md).
+// What it costs to attend to queries twice, in parts of attending to them with this rank's keys. A model of tiles says
+// 0.24 to 0.28 for documents of 8192 tokens on average over 8 ranks of 16384 (docs/performance.md); not measured apart.
 constexpr double kCostOfTwice = 0.25;
 
 const LocalSpan& owned_around(std::span<const LocalSpan> owned, const Span& positions) {
