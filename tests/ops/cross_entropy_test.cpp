@@ -56,7 +56,8 @@ TEST_P(CrossEntropyTest, MatchesReference) {
 
 // Rows that kernels cut into parts, whole vectors or not, up to one that no GPU keeps on the chip.
 TEST_P(CrossEntropyTest, LargeVocabularies) {
-  for (const int64_t vocabulary : {384, 385, 1024, 30001, 60000, 151936, 151937, 600002}) {
+  for (const int64_t vocabulary :
+       {128, 288, 384, 385, 1024, 12000, 16384, 30001, 60000, 151936, 151937, 262144, 262145, 320000, 600002}) {
     Operand logits(DType::f32, Shape{3, vocabulary}), loss(DType::f32, Shape{3}), evaluation(DType::f32, Shape{3});
     Operand d_logits(dtype(), Shape{3, vocabulary}, vocabulary % 2);
     logits.random(1, 4);
@@ -74,9 +75,25 @@ TEST_P(CrossEntropyTest, LargeVocabularies) {
   }
 }
 
+// More rows than there are blocks, so that each takes several: those that count and those that do not in any order.
+TEST_P(CrossEntropyTest, ManyRows) {
+  for (const int64_t vocabulary : {1500, 9001, 40000, 151936}) {
+    const int64_t rows = 3'000'000 / vocabulary;
+    Operand logits(DType::f32, Shape{rows, vocabulary}), loss(DType::f32, Shape{rows});
+    Operand d_logits(dtype(), Shape{rows, vocabulary});
+    logits.random(1, 4);
+    TestVector<int32_t> targets = some_targets(rows, vocabulary);
+    const auto expected = ref::cross_entropy(logits.matrix(), targets, kScale);
+    const std::string what = fmt::format("vocabulary {}", vocabulary);
+    cross_entropy(device_, logits, tensor_of(targets), kScale, loss, d_logits);
+    expect_close(loss, expected.token_loss, "loss, " + what);
+    expect_close(d_logits, expected.d_logits, "d_logits, " + what);
+  }
+}
+
 // Rows that begin anywhere within 16 bytes, and of which the last ends where its memory does.
 TEST_P(CrossEntropyTest, RowsThatBeginAnywhere) {
-  for (const int64_t vocabulary : {257, 5000, 5003, 600002})
+  for (const int64_t vocabulary : {257, 5000, 5003, 32768, 600002})
     for (const int64_t before : {1, 2, 3}) {
       Operand whole(DType::f32, Shape{3, before + vocabulary}), loss(DType::f32, Shape{3});
       Operand d_whole(dtype(), Shape{3, before + vocabulary});

@@ -58,6 +58,17 @@ __device__ inline void copy_bytes(void* to, const void* from, CopyBarrier& barri
                : "memory");
 }
 
+// 8 bytes to another block of the cluster, or this one: to where `to` is in its own shared memory, counted by its `barrier`.
+__device__ inline void send_to_block(uint32_t block, void* to, CopyBarrier& barrier, uint64_t bits) {
+  asm volatile(
+      "{\n.reg .b32 address, counter;\nmapa.shared::cluster.u32 address, %0, %2;\n"
+      "mapa.shared::cluster.u32 counter, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [address], %3, [counter];\n}" ::"r"(
+          shared_address(to)),
+      "r"(shared_address(&barrier)), "r"(block), "l"(bits)
+      : "memory");
+}
+
 // What this thread wrote to shared memory is seen by the copy engine and by wgmma after a barrier.
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loss and gradient of whole rows of logits, which are read from memory once. Long rows are shared by the blocks of a
-// cluster: each keeps its slice of a row in its own shared memory from the sum to the gradient, since a row (600 KB for
-// 152K entries) is larger than what one multiprocessor holds. Blocks stay for many rows, and the copy engine brings the
-// slices of the next ones while they work on one. Short rows take a warp each, in registers.
+// cluster, each of which holds its slice of a row in registers from the sum to the gradient: a row (600 KB for 152K entries)
+// is larger than what one multiprocessor holds. Blocks stay for many rows, and the copy engine brings the slices of those to
+// come into shared memory, piece by piece, while they work on one. Short rows take a warp each.
 #include <algorithm>
 #include <cooperative_groups.h>
 
@@ -24,13 +24,22 @@ enum class Gradient { none, f32, bf16 };
 template <Gradient gradient>
 using ElementOf = std::conditional_t<gradient == Gradient::bf16, BFloat16, float>;
 
-// Threads of a block, and granules of each of them in a piece.
-constexpr int kThreads = 512;
+// Granules of each thread in a piece.
 constexpr int kGroup = 4;
-// Of a row, what one block of a cluster keeps at most, so that several blocks fit on a multiprocessor.
-constexpr int64_t kSliceBytes = int64_t{75} << 10;
 
-constexpr int kMaxPieces = 32;
+// Threads of a block, and pieces of its slice of a row, all of which its registers hold.
+template <int threads, int pieces>
+struct Cut {
+  static constexpr int kThreads = threads;
+  static constexpr int kPieces = pieces;
+  static constexpr int kPiece = threads * kGroup;  // granules
+  // That registers allow on a multiprocessor, and pieces that shared memory has room for then.
+  static constexpr int kBlocks = (pieces <= 2 ? 1024 : 512) / threads;
+  static constexpr int kSlots = (224 << 10) / kBlocks / (16 * kPiece);
+};
+// Of short slices, so that more rows are worked on at once, and of others.
+constexpr int kFewThreads = 256, kThreads = 512;
+constexpr int kMaxPieces = 5;
 
 struct Loss {
   const float* logits;
@@ -40,9 +49,9 @@ struct Loss {
   int64_t rows, vocabulary;
   int64_t logits_stride, d_logits_stride;
   float gradient_scale;
-  // Of rows shared by a cluster: columns of a block, a multiple of 4, and the pieces that they are copied in.
+  // Rows are summed in slices, each the share of one block of a cluster where there is one: a multiple of 4 columns.
   int64_t slice;
-  int pieces;
+  int slices;
 
   __device__ __forceinline__ bool counts(int32_t target) const { return target >= 0 && target < vocabulary; }
 };
@@ -69,6 +78,9 @@ struct Granules {
       : begin(static_cast<int>(reinterpret_cast<uintptr_t>(first) % 16 / 4)), end(n > 0 ? begin + n : begin) {
     values = reinterpret_cast<const float4*>(first - begin);
   }
+  // Those of others, but elsewhere.
+  __device__ __forceinline__ Granules(const float4* elsewhere, const Granules& others)
+      : values(elsewhere), begin(others.begin), end(others.end) {}
   __device__ __forceinline__ int count() const { return (end + 3) / 4; }
   __device__ __forceinline__ bool whole(int granule) const { return 4 * granule >= begin && 4 * granule + 4 <= end; }
   __device__ __forceinline__ bool holds(int element) const { return element >= begin && element < end; }
@@ -100,124 +112,234 @@ struct Granules {
   }
 };
 
-// A cluster takes every gridDim.x / (blocks of a cluster)-th row. kKept: the slice stays in shared memory, and piece by
-// piece the next row's takes its place; else, where it does not fit there, it is read twice.
-template <Gradient gradient, bool kKept>
-__global__ void __launch_bounds__(kThreads) cross_entropy_rows(const Loss loss) {
-  constexpr int kPiece = kThreads * kGroup;  // granules: kGroup of each thread
-  constexpr int kWarps = kThreads / kWarp;
-  extern __shared__ __align__(128) float4 kept[];
-  __shared__ CopyBarrier arrived[kMaxPieces];
-  // Two of each, used in turn: the next row's are written while others still read.
-  __shared__ ExponentialSum of_warps[2][kWarps];
-  __shared__ ExponentialSum of_block[2];
-  const cg::cluster_group cluster = cg::this_cluster();
-  const int blocks = static_cast<int>(cluster.num_blocks());
-  const int64_t first = cluster.block_rank() * loss.slice;
-  const int n = static_cast<int>(min(loss.slice, loss.vocabulary - first));
-  const int64_t first_row = blockIdx.x / blocks, row_step = gridDim.x / blocks;
-  const bool leads = threadIdx.x == 0;
+// What all kernels of long rows do with a row's slice.
+template <Gradient gradient>
+struct Slice {
+  using Element = ElementOf<gradient>;
 
-  const auto granules_of = [&](int64_t row) { return Granules(loss.logits + row * loss.logits_stride + first, n); };
-  const auto start_copy = [&](int64_t row, int piece) {
-    if (!kKept || !leads || row >= loss.rows) return;
-    const Granules granules = granules_of(row);
-    int end = min((piece + 1) * kPiece, granules.count());
+  int64_t first;  // column
+  int n;          // columns
+
+  __device__ __forceinline__ Granules granules(const Loss& loss, int64_t row) const {
+    return {loss.logits + row * loss.logits_stride + first, n};
+  }
+  // Where Granules::store puts the slice's gradient.
+  __device__ __forceinline__ Element* gradients(const Loss& loss, int64_t row, const Granules& granules) const {
+    return static_cast<Element*>(loss.d_logits) + row * loss.d_logits_stride + first - granules.begin;
+  }
+  // The target's element among the granules', or -1 where it is not in the slice.
+  __device__ __forceinline__ int target_element(int32_t target, const Granules& granules) const {
+    return target >= first && target < first + n ? granules.begin + static_cast<int>(target - first) : -1;
+  }
+};
+
+// The target's loss and gradient, by the thread that stored its granule.
+template <Gradient gradient>
+__device__ __forceinline__ void finish_target(const Loss& loss, int64_t row, const ExponentialSum& all,
+                                              float target_logit, ElementOf<gradient>* d_target) {
+  loss.token_loss[row] = loss_of(all, target_logit);
+  if constexpr (gradient != Gradient::none)
+    store_one(d_target, gradient_at_target(all, target_logit, loss.gradient_scale));
+}
+
+// What the blocks of a cluster found in a row, told to each other. Two of each, used in turn: a block tells the next row's
+// while others still read; when it tells that of the row after, all have told the next row's, and so have read.
+struct ClusterSums {
+  float2 of_blocks[2][kMaxCluster];  // maximum, sum
+  CopyBarrier arrived[2];
+
+  // By one thread, before the cluster's first barrier.
+  __device__ __forceinline__ void init() {
+    for (CopyBarrier& barrier : arrived) barrier_init(barrier, 1);
+    barrier_init_fence();
+  }
+  // By all threads of the cluster's blocks, each of which has its block's sum. row: how many were before.
+  __device__ __forceinline__ void tell(const ExponentialSum& sum, uint32_t row, int block, int blocks) {
+    if (threadIdx.x == 0) barrier_expect(arrived[row % 2], blocks * static_cast<int>(sizeof(float2)));
+    const uint64_t bits = uint64_t{__float_as_uint(sum.sum)} << 32 | __float_as_uint(sum.maximum);
+    if (threadIdx.x < blocks) send_to_block(threadIdx.x, &of_blocks[row % 2][block], arrived[row % 2], bits);
+  }
+  __device__ __forceinline__ ExponentialSum wait(uint32_t row, int blocks) {
+    barrier_wait(arrived[row % 2], static_cast<int>(row / 2 % 2));
+    const int block = static_cast<int>(threadIdx.x) % kMaxCluster;
+    ExponentialSum all;
+    if (block < blocks) all = {of_blocks[row % 2][block].x, of_blocks[row % 2][block].y};
+    all.combine_lanes(kMaxCluster);
+    return all;
+  }
+};
+
+// A cluster takes every gridDim.x / (blocks of a cluster)-th row.
+template <Gradient gradient, typename C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks) cross_entropy_rows(const Loss loss) {
+  constexpr int kThreads = C::kThreads, kWarps = kThreads / kWarp, kPiece = C::kPiece;
+  extern __shared__ __align__(128) float4 slots[];
+  __shared__ CopyBarrier arrived[C::kSlots];
+  __shared__ ExponentialSum of_warps[2][kWarps];  // used in turn: the next row's are written while others still read
+  __shared__ ClusterSums cluster_sums;
+  const cg::cluster_group cluster = cg::this_cluster();
+  const int block = static_cast<int>(cluster.block_rank());
+  const int64_t first = block * loss.slice;
+  const Slice<gradient> slice{first, static_cast<int>(min(loss.slice, loss.vocabulary - first))};
+  const int64_t first_row = blockIdx.x / loss.slices, row_step = gridDim.x / loss.slices;
+  const int thread = static_cast<int>(threadIdx.x);
+  const bool leads = thread == 0;
+
+  // The leading thread's: the piece that is to be copied next. Pieces take the slots in turn.
+  int64_t copied_row = first_row;
+  int copied_piece = 0, copied_slot = 0;
+  const auto copy_next = [&] {
+    if (copied_row >= loss.rows) return;
+    const Granules granules = slice.granules(loss, copied_row);
+    float4* const slot = slots + copied_slot * kPiece;
+    const int begin = copied_piece * kPiece;
+    int end = min(begin + kPiece, granules.count());
     // A granule's other elements are those of the rows beside, but behind the last row there may be no memory. What a
     // granule holds before a first row is: memory begins at a multiple of 16 bytes.
-    if (row == loss.rows - 1 && end == granules.count() && end > piece * kPiece && granules.end % 4 != 0) {
+    if (copied_row == loss.rows - 1 && end == granules.count() && end > begin && granules.end % 4 != 0) {
       --end;
       for (int element = 4 * end; element < granules.end; ++element)
         if (granules.holds(element))
-          reinterpret_cast<float*>(kept)[element] = reinterpret_cast<const float*>(granules.values)[element];
+          reinterpret_cast<float*>(slot)[element - 4 * begin] =
+              reinterpret_cast<const float*>(granules.values)[element];
     }
-    const int bytes = 16 * max(0, end - piece * kPiece);
-    barrier_expect(arrived[piece], bytes);
-    if (bytes > 0) copy_bytes(kept + piece * kPiece, granules.values + piece * kPiece, arrived[piece], bytes);
+    const int bytes = 16 * max(0, end - begin);
+    barrier_expect(arrived[copied_slot], bytes);
+    if (bytes > 0) copy_bytes(slot, granules.values + begin, arrived[copied_slot], bytes);
+    copied_slot = copied_slot + 1 == C::kSlots ? 0 : copied_slot + 1;
+    if (++copied_piece < C::kPieces) return;
+    copied_piece = 0;
+    copied_row += row_step;
   };
-  if (kKept && leads) {
-    for (int piece = 0; piece < loss.pieces; ++piece) barrier_init(arrived[piece], 1);
-    barrier_init_fence();
-    for (int piece = 0; piece < loss.pieces; ++piece) start_copy(first_row, piece);
+  if (leads) {
+    for (CopyBarrier& barrier : arrived) barrier_init(barrier, 1);
+    cluster_sums.init();
+    for (int slot = 0; slot < C::kSlots; ++slot) copy_next();
   }
-  __syncthreads();
+  if (loss.slices > 1)
+    cluster.sync();
+  else
+    __syncthreads();
 
   int32_t next_target = first_row < loss.rows ? loss.targets[first_row] : -1;
-  int parity = 0, turn = 0;
-  for (int64_t row = first_row; row < loss.rows; row += row_step, parity ^= 1) {
+  int slot = 0, parity = 0;
+  uint32_t rows_before = 0;
+  for (int64_t row = first_row; row < loss.rows; row += row_step, ++rows_before) {
     const int32_t target = next_target;
     if (row + row_step < loss.rows) next_target = loss.targets[row + row_step];
-    Granules granules = granules_of(row);
-    if (kKept) granules.values = kept;
-    using Element = ElementOf<gradient>;
-    Element* const d_logits =
-        static_cast<Element*>(loss.d_logits) + row * loss.d_logits_stride + first - granules.begin;
-    const auto each_piece = [&](const auto& body) {
-      for (int piece = 0; piece < loss.pieces; ++piece) body(piece, piece * kPiece + static_cast<int>(threadIdx.x));
-    };
+    const bool counts = loss.counts(target);
+    const Granules granules = slice.granules(loss, row);
+    const int target_element = slice.target_element(target, granules);
+    const bool stores_target = counts && target_element >= 0 && target_element / 4 % kThreads == thread;
+    float target_logit = 0;
 
-    if (!loss.counts(target)) {
-      if (leads && first == 0) loss.token_loss[row] = 0;
-      each_piece([&](int piece, int g) {
-        if (kKept) barrier_wait(arrived[piece], parity);
-        const float zeros[4] = {};
-        if constexpr (gradient != Gradient::none)
-          for (int k = 0; k < kGroup; ++k)
-            if (g + k * kThreads < granules.count()) granules.store(d_logits, g + k * kThreads, zeros);
-      });
-      __syncthreads();  // all have seen the pieces arrive
-      each_piece([&](int piece, int) { start_copy(row + row_step, piece); });
-      continue;
+    float x[C::kPieces][kGroup][4];
+    ExponentialSum own;
+#pragma unroll
+    for (int piece = 0; piece < C::kPieces; ++piece) {
+      const Granules in_slot(slots + slot * kPiece - piece * kPiece, granules);
+      barrier_wait(arrived[slot], parity);
+#pragma unroll
+      for (int k = 0; k < kGroup; ++k) {
+        const int g = piece * kPiece + k * kThreads + thread;
+        x[piece][k][0] = x[piece][k][1] = x[piece][k][2] = x[piece][k][3] = kMinusInfinity;
+        if (g < granules.count()) in_slot.load<true>(g, x[piece][k]);
+      }
+      own.add(reinterpret_cast<const float(&)[kGroup * 4]>(x[piece]));
+      if (stores_target && target_element / 4 / kPiece == piece)
+        target_logit = reinterpret_cast<const float*>(in_slot.values)[target_element];
+      slot = slot + 1 == C::kSlots ? 0 : slot + 1;
+      if (slot == 0) parity ^= 1;
     }
+    own.combine_block<kWarps>(of_warps[rows_before % 2]);
+    if (loss.slices > 1) cluster_sums.tell(own, rows_before, block, loss.slices);
+    if (leads)
+      for (int piece = 0; piece < C::kPieces; ++piece) copy_next();  // all have read what was there
 
-    ExponentialSum all;
-    each_piece([&](int piece, int g) {
-      if (kKept) barrier_wait(arrived[piece], parity);
+    // While the other blocks' sums are under way: the exponentials, from this block's maximum.
+    const float own_shift = own.shift();
+#pragma unroll
+    for (int i = 0; i < C::kPieces * kGroup * 4; ++i) {
+      float& value = reinterpret_cast<float(&)[C::kPieces * kGroup * 4]>(x)[i];
+      value = exponential(value - own_shift);
+    }
+    const ExponentialSum all = loss.slices > 1 ? cluster_sums.wait(rows_before, loss.slices) : own;
+    const float to_all = own.maximum == kMinusInfinity ? 0.0f : exponential(own_shift - all.shift());
+    const float factor = loss.gradient_scale / all.sum * to_all;
+
+    auto* const d_logits = slice.gradients(loss, row, granules);
+#pragma unroll
+    for (int piece = 0; piece < C::kPieces; ++piece) {
+#pragma unroll
+      for (int k = 0; k < kGroup; ++k) {
+        const int g = piece * kPiece + k * kThreads + thread;
+        if (g >= granules.count()) continue;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[piece][k][e] = counts ? x[piece][k][e] * factor : 0.0f;
+        granules.store(d_logits, g, x[piece][k]);
+      }
+    }
+    if (stores_target) finish_target<gradient>(loss, row, all, target_logit, d_logits + target_element);
+    if (!counts && leads && first == 0) loss.token_loss[row] = 0;
+  }
+  if (loss.slices > 1) cluster.sync();  // others are told until here
+}
+
+// A block per row, which is read a second time for a gradient: losses alone, and rows too long for the registers of the
+// largest cluster. Sums in the order of cross_entropy_rows.
+template <Gradient gradient, int kThreads>
+__global__ void __launch_bounds__(kThreads) cross_entropy_streamed(const Loss loss) {
+  constexpr int kWarps = kThreads / kWarp, kPiece = kThreads * kGroup;
+  __shared__ ExponentialSum of_warps[2][kWarps];
+  __shared__ ExponentialSum of_slices[kMaxCluster];
+  const int64_t row = blockIdx.x;
+  const int32_t target = loss.targets[row];
+  const int thread = static_cast<int>(threadIdx.x);
+  const Slice<gradient> whole{0, static_cast<int>(loss.vocabulary)};
+  const Granules granules = whole.granules(loss, row);
+  auto* const d_logits = whole.gradients(loss, row, granules);
+  if (!loss.counts(target)) {
+    if (thread == 0) loss.token_loss[row] = 0;
+    if constexpr (gradient != Gradient::none)
+      for (int g = thread; g < granules.count(); g += kThreads) granules.store(d_logits, g, {0, 0, 0, 0});
+    return;
+  }
+  for (int i = 0; i < loss.slices; ++i) {
+    const int64_t first = i * loss.slice;
+    const Slice<gradient> slice{first, static_cast<int>(min(loss.slice, loss.vocabulary - first))};
+    const Granules of_slice = slice.granules(loss, row);
+    ExponentialSum sum;
+    for (int g = thread; g < of_slice.count(); g += kPiece) {
       float x[kGroup][4];
 #pragma unroll
       for (int k = 0; k < kGroup; ++k) {
         x[k][0] = x[k][1] = x[k][2] = x[k][3] = kMinusInfinity;
-        if (g + k * kThreads < granules.count()) granules.load<kKept>(g + k * kThreads, x[k]);
+        if (g + k * kThreads < of_slice.count()) of_slice.template load<false>(g + k * kThreads, x[k]);
       }
-      all.add(reinterpret_cast<const float(&)[kGroup * 4]>(x));
-    });
-    all.combine_block<kWarps>(of_warps[turn]);
-    if (leads) of_block[turn] = all;
-    const bool holds_target = leads && target >= first && target < first + n;
-    const float target_logit =
-        holds_target ? reinterpret_cast<const float*>(granules.values)[granules.begin + target - first] : 0;
-    if constexpr (gradient == Gradient::none) each_piece([&](int piece, int) { start_copy(row + row_step, piece); });
-    cluster.sync();
-    const int other = static_cast<int>(threadIdx.x) % kMaxCluster;
-    all = other < blocks ? *cluster.map_shared_rank(&of_block[turn], other) : ExponentialSum();
-    all.combine_lanes(kMaxCluster);
-    turn ^= 1;
-
-    if constexpr (gradient != Gradient::none) {
-      const float shift = all.shift();
-      const float factor = loss.gradient_scale / all.sum;
-      each_piece([&](int piece, int g) {
-#pragma unroll
-        for (int k = 0; k < kGroup; ++k) {
-          if (g + k * kThreads >= granules.count()) continue;
-          float x[4];
-          granules.load<kKept>(g + k * kThreads, x);
-#pragma unroll
-          for (int e = 0; e < 4; ++e) x[e] = exponential(x[e] - shift) * factor;
-          granules.store(d_logits, g + k * kThreads, x);
-        }
-        __syncthreads();
-        start_copy(row + row_step, piece);
-      });
+      sum.add(reinterpret_cast<const float(&)[kGroup * 4]>(x));
     }
-    if (holds_target) {
-      loss.token_loss[row] = loss_of(all, target_logit);
-      if constexpr (gradient != Gradient::none)
-        store_one(d_logits + granules.begin + target - first,
-                  gradient_at_target(all, target_logit, loss.gradient_scale));
+    sum.combine_block<kWarps>(of_warps[i % 2]);
+    if (thread == 0) of_slices[i] = sum;
+  }
+  const int target_element = whole.target_element(target, granules);
+  const bool stores_target = target_element / 4 % kThreads == thread;
+  const float target_logit = stores_target ? reinterpret_cast<const float*>(granules.values)[target_element] : 0;
+  __syncthreads();
+  const int other = thread % kMaxCluster;
+  ExponentialSum all = other < loss.slices ? of_slices[other] : ExponentialSum();
+  all.combine_lanes(kMaxCluster);
+  if constexpr (gradient != Gradient::none) {
+    const float shift = all.shift();
+    const float factor = loss.gradient_scale / all.sum;
+    for (int g = thread; g < granules.count(); g += kThreads) {
+      float x[4];
+      granules.load<false>(g, x);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[e] = exponential(x[e] - shift) * factor;
+      granules.store(d_logits, g, x);
     }
   }
-  cluster.sync();  // others read of_block until here
+  if (stores_target) finish_target<gradient>(loss, row, all, target_logit, d_logits + target_element);
 }
 
 constexpr int kShortThreads = 256;
@@ -262,20 +384,18 @@ __global__ void __launch_bounds__(kShortThreads) cross_entropy_short_rows(const 
   }
 }
 
-template <Gradient gradient, bool kKept>
-void launch_rows(Device& device, Loss loss, int blocks) {
-  const auto kernel = cross_entropy_rows<gradient, kKept>;
-  const int64_t granules = (loss.slice + 3) / 4 + 1;
-  loss.pieces = static_cast<int>(ceil_div(granules, kThreads * kGroup));
-  const int shared = kKept ? static_cast<int>(granules * 16) : 0;
-  FARSPAN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+template <Gradient gradient, typename C>
+void launch_rows(Device& device, const Loss& loss) {
+  const auto kernel = cross_entropy_rows<gradient, C>;
+  constexpr int kShared = C::kSlots * C::kPiece * 16;
+  FARSPAN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  attribute.val.clusterDim = {static_cast<unsigned>(loss.slices), 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(shared);
+  config.gridDim = dim3(static_cast<unsigned>(loss.slices));
+  config.blockDim = dim3(C::kThreads);
+  config.dynamicSmemBytes = kShared;
   config.stream = compute_stream(device);
   config.attrs = &attribute;
   config.numAttrs = 1;
@@ -285,16 +405,39 @@ void launch_rows(Device& device, Loss loss, int blocks) {
   FARSPAN_CUDA(cudaLaunchKernelEx(&config, kernel, loss));
 }
 
+template <Gradient gradient, int kThreads>
+void launch_streamed(Device& device, const Loss& loss) {
+  cross_entropy_streamed<gradient, kThreads>
+      <<<static_cast<unsigned>(loss.rows), kThreads, 0, compute_stream(device)>>>(loss);
+  FARSPAN_CUDA_LAUNCHED();
+}
+
 template <Gradient gradient>
 void run_rows(Device& device, Loss loss) {
-  int blocks = 1;
-  while (blocks < kMaxCluster && ceil_div(loss.vocabulary, blocks) * 4 > kSliceBytes) blocks *= 2;
-  loss.slice = round_up(ceil_div(loss.vocabulary, blocks), 4);
-  const bool fits = loss.slice * 4 + 2048 <= properties(device).shared_bytes_per_block;
-  if (fits)
-    launch_rows<gradient, true>(device, loss, blocks);
-  else
-    launch_rows<gradient, false>(device, loss, blocks);
+  // Slices that begin inside a granule have one more of these.
+  const bool aligned = reinterpret_cast<uintptr_t>(loss.logits) % 16 == 0 && loss.logits_stride % 4 == 0;
+  const auto pieces = [&](int threads) { return ceil_div(loss.slice / 4 + (aligned ? 0 : 1), threads * kGroup); };
+  loss.slice = round_up(loss.vocabulary, 4);
+  if (const int64_t few = pieces(kFewThreads); few <= 2) {
+    if constexpr (gradient == Gradient::none)
+      return launch_streamed<gradient, kFewThreads>(device, loss);
+    else if (few == 1)
+      return launch_rows<gradient, Cut<kFewThreads, 1>>(device, loss);
+    else
+      return launch_rows<gradient, Cut<kFewThreads, 2>>(device, loss);
+  }
+  while (loss.slices < kMaxCluster && pieces(kThreads) > kMaxPieces) {
+    loss.slices *= 2;
+    loss.slice = round_up(ceil_div(loss.vocabulary, loss.slices), 4);
+  }
+  if constexpr (gradient != Gradient::none) switch (pieces(kThreads)) {
+      case 2: return launch_rows<gradient, Cut<kThreads, 2>>(device, loss);
+      case 3: return launch_rows<gradient, Cut<kThreads, 3>>(device, loss);
+      case 4: return launch_rows<gradient, Cut<kThreads, 4>>(device, loss);
+      case kMaxPieces: return launch_rows<gradient, Cut<kThreads, kMaxPieces>>(device, loss);
+      default: break;
+    }
+  launch_streamed<gradient, kThreads>(device, loss);
 }
 
 template <Gradient gradient, int kPerLane>
@@ -306,6 +449,8 @@ void launch_short_rows(Device& device, const Loss& loss) {
 
 template <Gradient gradient>
 void run(Device& device, const Loss& loss) {
+  if (loss.vocabulary <= 4 * kWarp) return launch_short_rows<gradient, 4>(device, loss);
+  if (loss.vocabulary <= 9 * kWarp) return launch_short_rows<gradient, 9>(device, loss);  // bytes and a few more
   if (loss.vocabulary <= 16 * kWarp) return launch_short_rows<gradient, 16>(device, loss);
   if (loss.vocabulary <= 32 * kWarp) return launch_short_rows<gradient, 32>(device, loss);
   run_rows<gradient>(device, loss);
@@ -327,7 +472,7 @@ void cross_entropy(Device& device, const Tensor& logits, const Tensor& targets, 
                      .d_logits_stride = has_gradient ? d_logits.stride(0) : 0,
                      .gradient_scale = static_cast<float>(gradient_scale),
                      .slice = 0,
-                     .pieces = 0};
+                     .slices = 1};
   if (!has_gradient)
     run<Gradient::none>(device, loss);
   else if (d_logits.dtype() == DType::f32)

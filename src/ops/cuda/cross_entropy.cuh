@@ -22,15 +22,16 @@ __device__ __forceinline__ float exponential(float x) {
   return result;
 }
 
-// x_0 . x_1 . ... in pairs, pairs of pairs and so on; N is a power of two.
+// x_0 . x_1 . ... in pairs, pairs of pairs and so on.
 template <int N, typename Operation>
 __device__ __forceinline__ float pairwise(const float (&x)[N], const Operation& operation) {
   if constexpr (N == 1) {
     return x[0];
   } else {
-    float half[N / 2];
+    constexpr int kHalf = (N + 1) / 2;
+    float half[kHalf];
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) half[i] = operation(x[i], x[i + N / 2]);
+    for (int i = 0; i < kHalf; ++i) half[i] = i + kHalf < N ? operation(x[i], x[i + kHalf]) : x[i];
     return pairwise(half, operation);
   }
 }
