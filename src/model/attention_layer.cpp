@@ -5,6 +5,7 @@
 #include "ops/bias.h"
 #include "ops/elementwise.h"
 #include "ops/rms_norm.h"
+#include "ops/rms_norm_rope.h"
 
 namespace farspan {
 namespace {
@@ -34,6 +35,11 @@ Tensor by_row(const LayerContext& context, const Tensor& heads) {
   return heads.split_dim(0, context.rows, context.local_length);
 }
 
+// Query and key heads, which lie beside each other, as one.
+Tensor query_key_heads(const LayerContext& context, const Tensor& fused) {
+  return heads_of(fused, 0, context.heads() + context.kv_heads(), context.config.kv_channels);
+}
+
 // The heads that attention reads: the fused rows themselves, or the normalised copy of q and k.
 Heads attended_heads(const LayerContext& context, const SavedAttention& saved) {
   Heads heads = split_heads(context, saved.qkv);
@@ -61,8 +67,15 @@ void release_normed(SavedAttention& saved) {
   saved.normed.release();
 }
 
-void normalise_heads(const LayerContext& context, const LayerTensors& weights, SavedAttention& saved) {
+// Writes the query and key heads that attention reads, turned by their positions.
+void turn_heads(const LayerContext& context, const LayerTensors& weights, const MicroBatch& batch,
+                SavedAttention& saved) {
   const ModelConfig& config = context.config;
+  if (!config.qk_layernorm) {
+    rope_apply(context.device, batch.rope_table, context.rope_style(), RopeDirection::forward,
+               query_key_heads(context, saved.qkv));
+    return;
+  }
   const int64_t T = context.tokens();
   const int64_t A = context.heads();
   const int64_t K = context.kv_heads();
@@ -71,10 +84,27 @@ void normalise_heads(const LayerContext& context, const LayerTensors& weights, S
   saved.query_rstd = context.take_f32("attention.query_rstd", {T, A}, purpose);
   saved.key_rstd = context.take_f32("attention.key_rstd", {T, K}, purpose);
   const Heads raw = split_heads(context, saved.qkv);
-  const Heads normed = attended_heads(context, saved);
-  rms_norm_forward(context.device, raw.query, weights.query_norm, config.norm_epsilon, normed.query,
-                   saved.query_rstd.tensor());
-  rms_norm_forward(context.device, raw.key, weights.key_norm, config.norm_epsilon, normed.key, saved.key_rstd.tensor());
+  const Heads turned = attended_heads(context, saved);
+  rms_norm_rope_forward(context.device, raw.query, weights.query_norm, config.norm_epsilon, batch.rope_table,
+                        context.rope_style(), turned.query, saved.query_rstd.tensor());
+  rms_norm_rope_forward(context.device, raw.key, weights.key_norm, config.norm_epsilon, batch.rope_table,
+                        context.rope_style(), turned.key, saved.key_rstd.tensor());
+}
+
+// d_qkv with respect to the turned query and key heads, made one with respect to what the product gave.
+void backward_of_turn(const LayerContext& context, const LayerTensors& weights, const LayerGradients& d_weights,
+                      const MicroBatch& batch, const SavedAttention& saved, const Tensor& d_qkv) {
+  if (!context.config.qk_layernorm) {
+    rope_apply(context.device, batch.rope_table, context.rope_style(), RopeDirection::backward,
+               query_key_heads(context, d_qkv));
+    return;
+  }
+  const Heads raw = split_heads(context, saved.qkv);
+  const Heads d_heads = split_heads(context, d_qkv);
+  rms_norm_rope_backward(context.device, d_heads.query, raw.query, weights.query_norm, saved.query_rstd,
+                         batch.rope_table, context.rope_style(), d_heads.query, d_weights.query_norm);
+  rms_norm_rope_backward(context.device, d_heads.key, raw.key, weights.key_norm, saved.key_rstd, batch.rope_table,
+                         context.rope_style(), d_heads.key, d_weights.key_norm);
 }
 
 void project_qkv(const LayerContext& context, const LayerTensors& weights, const MicroBatch& batch, const Tensor& x,
@@ -88,10 +118,7 @@ void project_qkv(const LayerContext& context, const LayerTensors& weights, const
     project(context, {normed.wait(), amax_of(saved.normed_amax)}, weights.measured_qkv(), saved.qkv.tensor());
   }
   if (weights.qkv_bias.defined()) bias_add(context.device, weights.qkv_bias, saved.qkv.tensor());
-  if (context.config.qk_layernorm) normalise_heads(context, weights, saved);
-  const Heads heads = attended_heads(context, saved);
-  rope_apply(context.device, batch.rope_table, context.rope_style(), RopeDirection::forward, heads.query);
-  rope_apply(context.device, batch.rope_table, context.rope_style(), RopeDirection::forward, heads.key);
+  turn_heads(context, weights, batch, saved);
 }
 
 const ContextAttention& attention_of(const LayerContext& context, int64_t layer) {
@@ -210,15 +237,7 @@ void attention_layer_backward(const LayerContext& context, int64_t layer, const 
   }
   saved.lse.release();
   saved.output.release();
-  rope_apply(context.device, batch.rope_table, context.rope_style(), RopeDirection::backward, d_heads.query);
-  rope_apply(context.device, batch.rope_table, context.rope_style(), RopeDirection::backward, d_heads.key);
-  if (config.qk_layernorm) {
-    const Heads raw = split_heads(context, saved.qkv);
-    rms_norm_backward(context.device, d_heads.query, raw.query, weights.query_norm, saved.query_rstd, d_heads.query,
-                      Accumulate::no, d_weights.query_norm);
-    rms_norm_backward(context.device, d_heads.key, raw.key, weights.key_norm, saved.key_rstd, d_heads.key,
-                      Accumulate::no, d_weights.key_norm);
-  }
+  backward_of_turn(context, weights, d_weights, batch, saved, d_qkv);
   release_heads(saved);
   if (weights.qkv_bias.defined()) bias_backward(context.device, d_qkv, d_weights.qkv_bias);
   normalise(context, weights, x, saved);

@@ -27,15 +27,25 @@ class RmsNormRopeTest : public test::BothTypes {
 
 TEST_P(RmsNormRopeTest, BothDirectionsMatchNormAndRotation) {
   for (const RopeStyle style : {RopeStyle::half_split, RopeStyle::interleaved})
-    for (const int64_t head_dim : {10, 32, 64, 96, 128, 512})
+    for (const auto& [heads, head_dim] : std::vector<std::pair<int64_t, int64_t>>{{3, 10},
+                                                                                  {3, 32},
+                                                                                  {40, 32},
+                                                                                  {1, 64},
+                                                                                  {9, 64},
+                                                                                  {3, 96},
+                                                                                  {3, 128},
+                                                                                  {16, 128},
+                                                                                  {37, 128},
+                                                                                  {3, 512},
+                                                                                  {130, 512}})
       for (const int64_t padding : {0, 9, 16}) {
-        const Shape shape{kTokens, 3, head_dim};
+        const Shape shape{kTokens, heads, head_dim};
         Operand x(dtype(), shape, padding), weight(dtype(), Shape{head_dim}), y(dtype(), shape, 2 * padding);
-        Operand rstd(DType::f32, Shape{kTokens, 3}), table(DType::f32, Shape{kTokens, 2, head_dim / 2});
+        Operand rstd(DType::f32, Shape{kTokens, heads}), table(DType::f32, Shape{kTokens, 2, head_dim / 2});
         Operand d_y(dtype(), shape, padding), d_x(dtype(), shape, padding), d_weight(DType::f32, Shape{head_dim});
         x.random(1), weight.random(2), d_y.random(3), d_weight.random(4);
         const std::vector<double> frequencies = rope_inverse_frequencies({.head_dim = head_dim});
-        const std::string what = fmt::format("head size {} padding {}", head_dim, padding);
+        const std::string what = fmt::format("{} heads of {} padding {}", heads, head_dim, padding);
         rope_table(device_, position_tensor(), frequencies, 1.0, table);
 
         rms_norm_rope_forward(device_, x, weight, kEpsilon, table, style, y, rstd);

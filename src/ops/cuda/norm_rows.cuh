@@ -44,7 +44,7 @@ inline int64_t heads_of(const Tensor& x) { return x.rank() == 3 ? x.dim(1) : 1; 
 inline int64_t row_count(const Tensor& x) { return x.dim(0) * heads_of(x); }
 
 // Writes one row of partial sums: the sums of the block's groups of threads, each of which holds V vectors' worth for
-// the columns from first_columns[v] on. `shared`: groups x columns floats where there is more than one group.
+// the columns from first_columns[v] on, a multiple of N. `shared`: groups x columns floats where there is more than one group.
 template <int V, int N>
 __device__ __forceinline__ void leave_partial_row(const float (&sums)[V][N], const int64_t (&first_columns)[V],
                                                   int64_t columns, int group, int groups, float* shared, float* row) {
@@ -52,12 +52,15 @@ __device__ __forceinline__ void leave_partial_row(const float (&sums)[V][N], con
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     if (first_columns[v] >= columns) continue;
-#pragma unroll
-    for (int i = 0; i < N; ++i) own[first_columns[v] + i] = sums[v][i];
+    Vector<float, N> vector;
+    vector.set(sums[v]);
+    vector.store(own + first_columns[v]);
   }
   if (groups == 1) return;
   __syncthreads();
-  for (int64_t column = threadIdx.x; column < columns; column += blockDim.x) {
+  const int threads = static_cast<int>(blockDim.x * blockDim.y * blockDim.z);
+  const int thread = static_cast<int>(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z));
+  for (int64_t column = thread; column < columns; column += threads) {
     float sum = shared[column];
     for (int g = 1; g < groups; ++g) sum += shared[g * columns + column];
     row[column] = sum;

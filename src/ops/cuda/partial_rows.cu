@@ -7,7 +7,7 @@
 namespace farspan::cuda {
 namespace {
 
-constexpr int kShares = 16;  // warps of a block; each sums every kShares-th row
+constexpr int kShares = 32;  // warps of a block; each sums every kShares-th row
 
 __global__ void __launch_bounds__(kWarp* kShares)
     add_partial_rows_kernel(const float* partial, int64_t rows, int64_t columns, float* target) {

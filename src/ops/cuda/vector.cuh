@@ -152,20 +152,17 @@ __device__ __forceinline__ float max_lanes(float x, int lanes = kWarp) {
 // sums. Threads may still read `shared` when others return: before its next use they must meet (__syncthreads).
 template <int C>
 __device__ __forceinline__ void sum_block(float (&values)[C], float* shared) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warps = static_cast<int>(blockDim.x) / kWarp;
 #pragma unroll
   for (int c = 0; c < C; ++c) values[c] = sum_lanes(values[c]);
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  if (threadIdx.x % kWarp == 0) {
+  if (lane == 0) {
 #pragma unroll
     for (int c = 0; c < C; ++c) shared[warp * C + c] = values[c];
   }
   __syncthreads();
 #pragma unroll
-  for (int c = 0; c < C; ++c) values[c] = shared[c];
-  for (int w = 1; w < static_cast<int>(blockDim.x) / kWarp; ++w) {
-#pragma unroll
-    for (int c = 0; c < C; ++c) values[c] += shared[w * C + c];
-  }
+  for (int c = 0; c < C; ++c) values[c] = sum_lanes(lane < warps ? shared[lane * C + c] : 0.0f);
 }
 
 // Blocks of a grid that walks over `blocks` of them, however many.
