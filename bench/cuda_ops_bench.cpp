@@ -8,6 +8,7 @@
 
 #include "base/math.h"
 #include "bench/cuda_memory_bench.h"
+#include "ops/attention.h"
 #include "ops/bias.h"
 #include "ops/dropout.h"
 #include "ops/elementwise.h"
@@ -118,6 +119,17 @@ void bench_heads(Bench& bench, int64_t tokens, int64_t queries, int64_t keys, in
   });
 }
 
+// Of one row of a batch, heads beside each other.
+void bench_delta(Bench& bench, int64_t tokens, int64_t heads, int64_t head_dim, DType dtype) {
+  Device& device = bench.device();
+  const Shape shape{tokens, heads, head_dim};
+  bench.run(text(shape, dtype), [&] {
+    const Tensor out = bench.take(dtype, shape), d_out = bench.take(dtype, shape);
+    const Tensor delta = bench.take(DType::f32, Shape{heads, tokens});
+    return [=, &device] { attention_delta(device, out, d_out, delta); };
+  });
+}
+
 void bench_rope_table(Bench& bench, int64_t tokens, int64_t head_dim) {
   Device& device = bench.device();
   const std::vector<double> frequencies = rope_inverse_frequencies({.head_dim = head_dim});
@@ -220,6 +232,7 @@ void run(const std::string& wanted) {
       for (const int64_t width : {6144, 8192}) bench_swiglu(bench, tokens, width, dtype);
       bench_bias(bench, tokens, 4096, dtype);
       bench_dropout(bench, tokens, 2048, dtype);
+      bench_delta(bench, tokens, 16, 128, dtype);
     }
   for (const int64_t columns : {2048, 6144, 12288}) bench_fp8(bench, 8192, columns);
   for (const int64_t tokens : {8192, 131072}) bench_rope_table(bench, tokens, 128);

@@ -5,6 +5,7 @@
 #include "base/math.h"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_launch.cuh"
+#include "ops/cuda/vector.cuh"
 
 namespace farspan::cuda {
 namespace {
@@ -32,58 +33,69 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t d = lane; d < head_size; d += 32) out.row(query, head)[d] = 0;
 }
 
-__device__ float widened(float x) { return x; }
-__device__ float widened(BFloat16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
+constexpr int kRowsOfThread = 4;  // at once, so that enough is under way
 
-// Elements that a lane loads at once.
-constexpr int kTogether = 4;
-template <typename T>
-struct alignas(kTogether * sizeof(T)) Together {
-  T of[kTogether];
-};
-
-template <typename T>
-bool loads_together(const View<const T>& view, int64_t head_size) {
-  return head_size % kTogether == 0 && view.token_stride % kTogether == 0 && view.head_stride % kTogether == 0 &&
-         reinterpret_cast<uintptr_t>(view.data) % sizeof(Together<T>) == 0;
+// A block takes one head of kThreads / lanes * kRowsOfThread queries that follow each other, `lanes` (a power of two up to a
+// warp) threads a query.
+template <typename Out, typename DOut, int N>
+__global__ void __launch_bounds__(kThreads)
+    delta_kernel(View<const Out> out, View<const DOut> d_out, float* delta, int64_t delta_stride, int64_t queries,
+                 int heads, int head_size, int lanes) {
+  let_next_start();
+  await_previous();
+  __shared__ float sums[kThreads * kRowsOfThread];
+  const int head = static_cast<int>(blockIdx.x) % heads;
+  const int together = kThreads / lanes, tile = together * kRowsOfThread;
+  const int64_t first = static_cast<int64_t>(static_cast<int>(blockIdx.x) / heads) * tile;
+  const int row = static_cast<int>(threadIdx.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;
+  float sum[kRowsOfThread] = {};
+  for (int d = lane * N; d < head_size; d += lanes * N) {
+    Vector<Out, N> o[kRowsOfThread];
+    Vector<DOut, N> g[kRowsOfThread];
+#pragma unroll
+    for (int r = 0; r < kRowsOfThread; ++r) {
+      const int64_t query = first + r * together + row;
+      o[r].clear();
+      g[r].clear();
+      if (query >= queries) continue;
+      o[r].load_once(out.row(query, head) + d);
+      g[r].load_once(d_out.row(query, head) + d);
+    }
+#pragma unroll
+    for (int r = 0; r < kRowsOfThread; ++r) {
+      float a[N], b[N];
+      o[r].get(a);
+      g[r].get(b);
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum[r] = fmaf(a[i], b[i], sum[r]);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRowsOfThread; ++r) {
+    sum[r] = sum_lanes(sum[r], lanes);
+    if (lane == 0) sums[r * together + row] = sum[r];
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < tile && first + i < queries; i += kThreads)
+    delta[head * delta_stride + first + i] = sums[i];
 }
 
-// One warp a (query, head), heads varying fastest.
-template <bool kLoadsTogether, typename Out, typename DOut>
-__global__ void __launch_bounds__(kThreads) delta_kernel(View<const Out> out, View<const DOut> d_out, float* delta,
-                                                         int64_t delta_stride, int64_t queries, int64_t heads,
-                                                         int64_t head_size) {
-  const int64_t row = (blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x) / 32;
-  if (row >= queries * heads) return;
-  const int64_t query = row / heads, head = row % heads;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const Out* const o = out.row(query, head);
-  const DOut* const g = d_out.row(query, head);
-  float sum = 0;
-  if constexpr (kLoadsTogether) {
-    for (int64_t d = lane * kTogether; d < head_size; d += 32 * kTogether) {
-      const auto a = *reinterpret_cast<const Together<Out>*>(o + d);
-      const auto b = *reinterpret_cast<const Together<DOut>*>(g + d);
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) sum = fmaf(widened(a.of[i]), widened(b.of[i]), sum);
-    }
-  } else {
-    for (int64_t d = lane; d < head_size; d += 32) sum = fmaf(widened(o[d]), widened(g[d]), sum);
-  }
-  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-  if (lane == 0) delta[head * delta_stride + query] = sum;
+template <int N, typename Out, typename DOut>
+void queue_delta(Device& device, const Tensor& out, const Tensor& d_out, const Tensor& delta) {
+  const int head_size = static_cast<int>(out.dim(2)), heads = static_cast<int>(out.dim(1));
+  int lanes = 1;
+  while (lanes < kWarp && lanes * N < head_size) lanes *= 2;
+  const int64_t tiles = ceil_div(out.dim(0), kThreads / lanes * kRowsOfThread);
+  launch(Start::early, delta_kernel<Out, DOut, N>, checked_mul(tiles, heads), kThreads, 0, compute_stream(device),
+         View<const Out>(out), View<const DOut>(d_out), delta.data<float>(), delta.stride(0), out.dim(0), heads,
+         head_size, lanes);
 }
 
 template <typename Out, typename DOut>
 void queue_delta(Device& device, const Tensor& out, const Tensor& d_out, const Tensor& delta) {
-  const int64_t rows = out.dim(0) * out.dim(1);
-  const View<const Out> outs(out);
-  const View<const DOut> d_outs(d_out);
-  const auto kernel = loads_together(outs, out.dim(2)) && loads_together(d_outs, out.dim(2))
-                          ? delta_kernel<true, Out, DOut>
-                          : delta_kernel<false, Out, DOut>;
-  launch(kernel, ceil_div(rows, kThreads / 32), kThreads, 0, compute_stream(device), outs, d_outs,
-         delta.data<float>(), delta.stride(0), out.dim(0), out.dim(1), out.dim(2));
+  constexpr int N = std::max(kVectorElements<Out>, kVectorElements<DOut>);
+  if (holds_vectors(out, N) && holds_vectors(d_out, N)) return queue_delta<N, Out, DOut>(device, out, d_out, delta);
+  queue_delta<1, Out, DOut>(device, out, d_out, delta);
 }
 
 }  // namespace

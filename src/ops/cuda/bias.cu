@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cuda/each_vector.cuh"
+#include "ops/cuda/early_launch.cuh"
 #include "ops/cuda/ops.h"
 #include "ops/cuda/partial_rows.h"
 #include "ops/cuda/scratch.h"
@@ -41,6 +42,8 @@ constexpr int kRowThreads = 8;  // warps of a block, which take rows in turn
 template <typename T, int N>
 __global__ void __launch_bounds__(kWarp* kRowThreads)
     column_sums_kernel(const T* d_y, int64_t rows, int64_t columns, int64_t stride, float* partial) {
+  let_next_start();
+  await_previous();
   __shared__ float sums[kRowThreads][kWarp * N];
   const int64_t begin = rows * blockIdx.y / gridDim.y, end = rows * (blockIdx.y + 1) / gridDim.y;
   const int64_t block_column = int64_t{blockIdx.x} * kWarp * N;
@@ -51,7 +54,7 @@ __global__ void __launch_bounds__(kWarp* kRowThreads)
     for (int64_t row = begin + threadIdx.y; row < end; row += kRowThreads) {
       Vector<T, N> vector;
       float values[N];
-      vector.load(d_y + row * stride + column);
+      vector.load_once(d_y + row * stride + column);
       vector.get(values);
 #pragma unroll
       for (int i = 0; i < N; ++i) sum[i] += values[i];
@@ -71,9 +74,8 @@ __global__ void __launch_bounds__(kWarp* kRowThreads)
 template <typename T, int N>
 void launch_column_sums(cudaStream_t stream, const Tensor& d_y, int64_t parts, float* partial) {
   const dim3 grid(grid_size(ceil_div(d_y.dim(1), kWarp * N)), static_cast<unsigned int>(parts));
-  column_sums_kernel<T, N>
-      <<<grid, dim3(kWarp, kRowThreads), 0, stream>>>(d_y.data<T>(), d_y.dim(0), d_y.dim(1), d_y.stride(0), partial);
-  FARSPAN_CUDA_LAUNCHED();
+  launch_kernel(Start::early, column_sums_kernel<T, N>, grid, dim3(kWarp, kRowThreads), 0, stream, d_y.data<T>(),
+                d_y.dim(0), d_y.dim(1), d_y.stride(0), partial);
 }
 
 }  // namespace

@@ -8,8 +8,8 @@
 namespace farspan::cuda {
 namespace {
 
-// y = x + dropped(z), or dropped(z) where x is null. token_index null: nothing is dropped.
-template <typename X, typename Z, typename Y>
+// y = x + dropped(z); not kAdds: y = dropped(z). token_index null: nothing is dropped.
+template <typename X, typename Z, typename Y, bool kAdds>
 struct Dropped {
   template <int N>
   struct Held {
@@ -22,15 +22,14 @@ struct Dropped {
   const Z* z;
   Y* y;
   const int64_t* token_index;
-  uint64_t key;
+  PhiloxKeys keys;
   uint32_t threshold;
   float scale;
 
   template <int N>
   __device__ Held<N> load(const Place<3>& place) const {
     Held<N> held;
-    held.x.clear();
-    if (x != nullptr) held.x.load(x + place.at[0]);
+    if constexpr (kAdds) held.x.load(x + place.at[0]);
     held.z.load(z + place.at[1]);
     held.token = token_index == nullptr ? 0 : static_cast<uint64_t>(token_index[place.row]);
     return held;
@@ -43,7 +42,7 @@ struct Dropped {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const int word = N == 1 ? static_cast<int>(first & 3) : i % 4;
-      if (i % 4 == 0) draws = philox(key, token, static_cast<uint64_t>(first + i) / 4);
+      if (i % 4 == 0) draws = philox(keys, token, static_cast<uint64_t>(first + i) / 4);
       const uint32_t draw = word == 0 ? draws.x : word == 1 ? draws.y : word == 2 ? draws.z : draws.w;
       kept[i] = draw < threshold ? 0.0f : kept[i] * scale;
     }
@@ -51,14 +50,17 @@ struct Dropped {
 
   template <int N>
   __device__ void finish(const Place<3>& place, const Held<N>& held) const {
-    float sum[N], kept[N];
-    held.x.get(sum);
+    float kept[N];
     held.z.get(kept);
     if (token_index != nullptr) drop(held.token, place.column, kept);
+    if constexpr (kAdds) {
+      float sum[N];
+      held.x.get(sum);
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum[i] = x == nullptr ? kept[i] : sum[i] + kept[i];
+      for (int i = 0; i < N; ++i) kept[i] += sum[i];
+    }
     Vector<Y, N> result;
-    result.set(sum);
+    result.set(kept);
     result.store(y + place.at[2]);
   }
 };
@@ -78,14 +80,13 @@ void dropout_add(Device& device, const Dropout& dropout, const Tensor& token_ind
         using Z = decltype(of_z);
         using Y = decltype(of_y);
         constexpr int N = std::min({kVectorElements<X>, kVectorElements<Z>, kVectorElements<Y>});
-        const Dropped<X, Z, Y> body{x.defined() ? x.data<X>() : nullptr,
-                                    z.data<Z>(),
-                                    y.data<Y>(),
-                                    tokens,
-                                    dropout.key,
-                                    rule.threshold,
-                                    rule.scale};
-        for_each_vector<N>(compute_stream(device), rows_of(N, {added, z, y}, Merge::keep_rows), body);
+        const auto run = [&]<bool kAdds>() {
+          const Dropped<X, Z, Y, kAdds> body{
+              added.data<X>(), z.data<Z>(), y.data<Y>(), tokens, PhiloxKeys(dropout.key), rule.threshold, rule.scale};
+          for_each_vector<N>(compute_stream(device), rows_of(N, {added, z, y}, Merge::keep_rows), body);
+        };
+        if (x.defined()) return run.template operator()<true>();
+        if constexpr (std::is_same_v<X, Z>) run.template operator()<false>();
       });
     });
   });

@@ -45,14 +45,14 @@ struct Rows {
   bool aligned = true;  // vectors of N elements can be moved by the widest accesses
 
   __device__ __forceinline__ Place<K> place(int64_t row, int64_t column) const {
-    int64_t first = row, second = 0, third = 0;
-    if (sizes[0] * sizes[1] > 1) {
-      third = first % sizes[1];
-      first /= sizes[1];
-      second = first % sizes[0];
-      first /= sizes[0];
-    }
     Place<K> place{.row = row, .column = column};
+    if (sizes[0] * sizes[1] == 1) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) place.at[k] = row * strides[k][0] + column;
+      return place;
+    }
+    const int64_t third = row % sizes[1], rest = row / sizes[1];
+    const int64_t second = rest % sizes[0], first = rest / sizes[0];
 #pragma unroll
     for (int k = 0; k < K; ++k)
       place.at[k] = first * strides[k][0] + second * strides[k][1] + third * strides[k][2] + column;
