@@ -73,23 +73,24 @@ if wanted ranks; then tests ranks 3 240; fi
 
 # --- sanitizer: small cases ------------------------------------------------------------------------------------------------
 
-sanitize() {  # program, filter
-  local log=$output/sanitizer-$1.log
+sanitize() {  # tool, program, filter
+  local log=$output/sanitizer-$1-$2.log
   local status=0
-  timeout 120 compute-sanitizer --tool memcheck --error-exitcode 9 "$build/tests/$1" --gtest_brief=1 --gtest_filter="$2" \
+  timeout 120 compute-sanitizer --tool "$1" --error-exitcode 9 "$build/tests/$2" --gtest_brief=1 --gtest_filter="$3" \
     >"$log" 2>&1 || status=$?
-  row "sanitizer: $1 $2: status $status, $(grep -E 'ERROR SUMMARY' "$log" | tail -1)"
+  row "sanitizer: $1 $2 $3: status $status, $(grep -E 'SUMMARY' "$log" | tail -1)"
 }
 
 if wanted sanitizer; then
   if [[ $device == cuda ]] && command -v compute-sanitizer >/dev/null; then
-    sanitize test_ops_all_ops '*NoTokens*'
-    sanitize test_ops_fp8 '*BothCopies*:*NoTokens*'
-    sanitize test_ops_attention_tiles '*OneTile*:*Tails*'
-    sanitize test_ops_gemm '*EmptySizes*:*ForwardAddsResidual*'
-    sanitize test_ops_cross_entropy '*'
-    sanitize test_ops_swiglu '*'
-    sanitize test_ops_rope '*'
+    sanitize memcheck test_ops_all_ops '*NoTokens*'
+    sanitize memcheck test_ops_fp8 '*BothCopies*:*NoTokens*'
+    sanitize memcheck test_ops_attention_tiles '*OneTile*:*Tails*'
+    sanitize memcheck test_ops_attention_contract '*'
+    sanitize memcheck test_ops_gemm '*EmptySizes*:*ForwardAddsResidual*'
+    for op in cross_entropy rms_norm rms_norm_rope swiglu rope dropout bias; do sanitize memcheck "test_ops_$op" '*'; done
+    for op in cross_entropy rms_norm rms_norm_rope attention_contract; do sanitize racecheck "test_ops_$op" '*'; done
+    sanitize racecheck test_ops_attention_tiles '*OneTile*'
   else
     row "sanitizer: not tried: no compute-sanitizer or no GPU"
   fi
