@@ -4,9 +4,11 @@
 // race under the thread sanitizer; one too many gives a deadlock.
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <mutex>
 #include <numeric>
@@ -315,6 +317,44 @@ TEST(QueuedMover, MemoryIsNotReadAfterItsRankUnwound) {
       EXPECT_STREQ(error.what(), "bad row");
     }
   }
+}
+
+// The same of a call whose copies are all queued when the job fails, before anybody has waited for it.
+TEST(QueuedMover, MemoryIsNotWrittenAfterACompleteCallWasGivenUp) {
+  std::vector<std::vector<float>> wholes(kRanks, std::vector<float>(kElements)), given_up = wholes;
+  std::barrier<> together(kRanks);
+  try {
+    run([&](Rank& context) {
+      std::vector<float>& whole = wholes[static_cast<size_t>(context.rank)];
+      std::vector<float> part(kElements / kRanks, 1), unmatched(kElements);
+      if (context.rank == 1) sleep_in(context.compute, 100'000);
+      if (context.rank == 0) together.arrive_and_wait();
+      Work gather = context.first.all_gather(view(part), view(whole), "gather");
+      if (context.rank != 0) together.arrive_and_wait();
+      together.arrive_and_wait();  // rank 0 came last: all may receive
+      if (context.rank == 0) {
+        for (int i = 0; i < 2; ++i) together.arrive_and_wait();
+        const Work dropped = std::move(gather);  // fails the job at once
+        return;
+      }
+      // Calls that rank 0 does not make; each queues what is ready of the first: copies, then its end.
+      std::vector<Work> others;
+      for (int i = 0; i < 2; ++i) {
+        others.push_back(context.first.all_gather(view(part), view(unmatched), "not of rank 0"));
+        together.arrive_and_wait();
+      }
+      EXPECT_THROW(context.second.barrier("until rank 0 has failed"), PeerFailure);
+      EXPECT_THROW(gather.wait(), PeerFailure);
+      given_up[static_cast<size_t>(context.rank)] = whole;
+      for (Work& other : others) EXPECT_THROW(other.wait(), PeerFailure);
+      context.compute.record()->wait();
+    });
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const InternalError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("its Work was destroyed without a wait"));
+  }
+  for (int rank = 1; rank < kRanks; ++rank)
+    EXPECT_EQ(given_up[static_cast<size_t>(rank)], wholes[static_cast<size_t>(rank)]) << rank;
 }
 
 }  // namespace

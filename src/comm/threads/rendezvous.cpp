@@ -92,22 +92,23 @@ void Rendezvous::wait(int rank, int64_t sequence, Mover& mover) {
   } catch (...) {
     if (!lock.owns_lock()) lock.lock();
     recorder.set_progress(own.ticket, CallProgress::failed);
-    close(call, rank, mover, lock);
+    give_up(call, rank, mover, lock);
     throw;
   }
   recorder.set_progress(own.ticket, CallProgress::done);
-  close(call, rank, mover, lock);
+  close(call);
 }
 
 void Rendezvous::withdraw(int rank, int64_t sequence, Mover& mover) {
   Lock lock(mutex_);
   Call& call = calls_.at(sequence);
   job_.recorder(world_rank(rank)).set_progress(posting(call, rank).ticket, CallProgress::failed);
-  close(call, rank, mover, lock);
+  give_up(call, rank, mover, lock);
 }
 
-// The call's memory is the caller's again when this returns.
-void Rendezvous::close(Call& call, int rank, Mover& mover, Lock& lock) {
+// The call's memory is the caller's again when this returns. A call that is complete may still be queued: no computing
+// comes after it yet.
+void Rendezvous::give_up(Call& call, int rank, Mover& mover, Lock& lock) {
   if (posting(call, rank).stage != Stage::complete) {
     posting(call, rank).withdrawn = true;
     wake_everyone();
@@ -115,12 +116,16 @@ void Rendezvous::close(Call& call, int rank, Mover& mover, Lock& lock) {
     member.waiting = true;
     member.woken.wait(lock, [&] { return call.reading == 0; });
     member.waiting = false;
-    settle(call, mover, lock);
   }
+  settle(call, mover, lock);
+  close(call);
+}
+
+void Rendezvous::close(Call& call) {
   if (++call.closed == size()) calls_.erase(call.sequence);
 }
 
-// Waits for what has been queued of a call in which one rank has withdrawn.
+// Waits for what has been queued of a call that one rank gives up.
 void Rendezvous::settle(const Call& call, Mover& mover, Lock& lock) const {
   if (!mover.queues()) return;
   std::vector<const Posting*> moved;

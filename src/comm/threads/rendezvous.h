@@ -89,7 +89,8 @@ class Rendezvous {
   bool advance_all(int rank, Mover& mover, Lock& lock);
   void wake_ready(Call& call);
   void wake_everyone();
-  void close(Call& call, int rank, Mover& mover, Lock& lock);
+  void give_up(Call& call, int rank, Mover& mover, Lock& lock);
+  void close(Call& call);
   void settle(const Call& call, Mover& mover, Lock& lock) const;
 
   void throw_if_stopped() const;
