@@ -11,8 +11,9 @@ namespace {
 // Pieces of a hop. Three buffers of a quarter hold less than the two whole ones of a ring that passes keys on.
 constexpr int64_t kPiecesPerHop = 4;
 
-int64_t piece_tokens(int64_t tokens, int64_t least) {
-  return std::max(ceil_div(tokens, kPiecesPerHop), std::min(tokens, least));
+int64_t piece_tokens(int64_t own_tokens, int ranks, const PieceRule& rule) {
+  const int64_t of_hops = checked_mul(own_tokens, std::min(rule.most_hops, ranks - 1));
+  return std::max(ceil_div(own_tokens, kPiecesPerHop), std::min(of_hops, rule.least_tokens));
 }
 
 Parcel parcel_of(int peer, std::vector<Segment> segments) {
@@ -53,13 +54,17 @@ void add_parcel(std::vector<Parcel>& parcels, int peer, std::vector<Segment> seg
 }
 
 // The tokens that each rank receives at a hop. Where one receives `enough` or more, which of all that a rank owns one
-// of the first readers mostly wants, those behind it are not looked at.
+// of the first readers mostly wants, the others are not looked at and count as many.
 std::vector<int64_t> needs_of_hop(const KeyNeeds& needs, int ranks, int hop, int64_t enough) {
   std::vector<int64_t> tokens(static_cast<size_t>(ranks));
   for (int reader = 0; reader < ranks; ++reader) {
     int64_t& mine = tokens[static_cast<size_t>(reader)];
     mine = needs.tokens(reader, (reader - hop + ranks) % ranks);
-    if (mine >= enough) break;
+    if (mine >= enough) {
+      const int64_t most = mine;
+      std::fill(tokens.begin(), tokens.end(), most);
+      break;
+    }
   }
   return tokens;
 }
@@ -131,12 +136,12 @@ bool anybody_needs_anything(const KeyNeeds& needs, int ranks) {
 
 }  // namespace
 
-ScheduleSizes p2p_sizes(int64_t own_tokens, int ranks, const ContextAttentionShape& shape, int64_t least_piece_tokens) {
-  const int64_t piece = piece_tokens(own_tokens, least_piece_tokens);
+ScheduleSizes p2p_sizes(int64_t own_tokens, int ranks, const ContextAttentionShape& shape, const PieceRule& rule) {
+  const int64_t piece = piece_tokens(own_tokens, ranks, rule);
   return {.heads = shape.kv_heads,
           .capacity = checked_mul(piece, shape.kv_heads),
-          .sent = checked_mul(piece, shape.kv_heads),
-          .several = ranks > 2 || piece < own_tokens,
+          .sent = checked_mul(std::min(piece, own_tokens), shape.kv_heads),
+          .several = piece < checked_mul(own_tokens, ranks - 1),
           .overlap = true};
 }
 
@@ -168,11 +173,11 @@ int64_t buffer_bytes(const ScheduleSizes& sizes, const ContextAttentionShape& sh
 KeySchedule p2p_schedule(const AttentionCall& call, Pass pass) {
   const int ranks = call.ranks();
   const int me = call.rank();
-  const int64_t least = call.device.targets_cuda() ? kLeastPieceTokensOnGpu : kLeastPieceTokens;
-  KeySchedule schedule{p2p_sizes(call.rows.count() * call.local_length(), ranks, call.shape, least), {}};
+  const PieceRule& rule = call.device.targets_cuda() ? kPiecesOnGpu : kPiecesOnCpu;
+  const int64_t own_tokens = call.rows.count() * call.local_length();
+  KeySchedule schedule{p2p_sizes(own_tokens, ranks, call.shape, rule), {}};
   const Span heads{0, schedule.sizes.heads};
   const int64_t piece = schedule.sizes.capacity / schedule.sizes.heads;
-  const int64_t own_tokens = call.rows.count() * call.local_length();
 
   const KeyNeeds needs(call.rows, ranks);
   const auto add_hop = [&](ExchangeStep& step, int hop, int64_t p, int64_t pieces) {
@@ -181,31 +186,32 @@ KeySchedule p2p_schedule(const AttentionCall& call, Pass pass) {
     add_parcel(step.sends, target, piece_of(needs.segments(target, me), p, pieces, piece));
     add_parcel(step.receives, source, piece_of(needs.segments(me, source), p, pieces, piece));
   };
+  std::vector<std::vector<int64_t>> hops;  // hop h is entry h - 1
+  for (int hop = 1; hop < ranks; ++hop) hops.push_back(needs_of_hop(needs, ranks, hop, own_tokens));
+  const auto tokens_of_hop = [&](int hop) -> const std::vector<int64_t>& { return hops[static_cast<size_t>(hop - 1)]; };
+  // It fits in a piece, and no rank wants all that another has.
+  const auto brings_little = [&](const std::vector<int64_t>& tokens) {
+    return largest(tokens) <= piece && largest(tokens) < own_tokens;
+  };
   HopGroup group(ranks);
   const auto end_group = [&] {
     if (group.empty()) return;
-    const std::string name = group.first() == group.last() ? fmt::format("hop {}", group.last())
-                                                           : fmt::format("hops {}-{}", group.first(), group.last());
-    ExchangeStep step{name, heads, {}, {}, false};
+    const bool alone = group.first() == group.last();
+    const std::string name =
+        alone ? fmt::format("hop {}", group.last()) : fmt::format("hops {}-{}", group.first(), group.last());
+    ExchangeStep step{name, heads, {}, {}, alone && !brings_little(tokens_of_hop(group.last()))};
     for (int hop = group.first(); hop <= group.last(); ++hop) add_hop(step, hop, 0, 1);
     schedule.steps.push_back(std::move(step));
     group = HopGroup(ranks);
-  };
-  std::vector<std::vector<int64_t>> hops;  // hop h is entry h - 1
-  for (int hop = 1; hop < ranks; ++hop) hops.push_back(needs_of_hop(needs, ranks, hop, own_tokens));
-  // A hop that may share a step: it fits in a piece, and no rank wants all that another has.
-  const auto brings_little = [&](const std::vector<int64_t>& tokens) {
-    return largest(tokens) <= piece && largest(tokens) < own_tokens;
   };
   if (pass == Pass::forward && std::all_of(hops.begin(), hops.end(), brings_little)) {
     // All as one step, which may fill both of the buffers that take turns else. What is sent to several is packed once.
     // Not in backward, where what comes home has one buffer, and scratch is planned for the keys of one.
     const int64_t most_sent = piece < own_tokens ? piece : own_tokens * ranks;
     bool fits = true;
-    for (int hop = 1; hop < ranks && fits; ++hop) {
-      const std::vector<int64_t>& tokens = hops[static_cast<size_t>(hop - 1)];
-      if (largest(tokens) > 0) fits = group.add(hop, tokens, piece * schedule.sizes.buffers(), most_sent);
-    }
+    for (int hop = 1; hop < ranks && fits; ++hop)
+      if (largest(tokens_of_hop(hop)) > 0)
+        fits = group.add(hop, tokens_of_hop(hop), piece * schedule.sizes.buffers(), most_sent);
     if (fits) {
       end_group();
       return schedule;
@@ -213,9 +219,9 @@ KeySchedule p2p_schedule(const AttentionCall& call, Pass pass) {
     group = HopGroup(ranks);
   }
   for (int hop = 1; hop < ranks; ++hop) {
-    const std::vector<int64_t>& tokens = hops[static_cast<size_t>(hop - 1)];
+    const std::vector<int64_t>& tokens = tokens_of_hop(hop);
     if (largest(tokens) == 0) continue;
-    if (brings_little(tokens)) {
+    if (largest(tokens) <= piece) {
       if (group.add(hop, tokens, piece, piece)) continue;
       end_group();
       FARSPAN_CHECK(group.add(hop, tokens, piece, piece), "p2p: hop {} does not fit where {} tokens do", hop, piece);

@@ -9,9 +9,9 @@
 //
 //   p2p         step (hop h, piece): from rank r - h, to rank r + h (mod cp); all heads. What a hop needs is cut in
 //               equal pieces of at most a quarter of a rank's tokens, so that three small buffers hold all that travels
-//               and no rank waits for another that has more to compute on a piece. Hops that bring little, as masks of
-//               documents leave it, are one step where it fits in a buffer together, in forward in both that take
-//               turns.
+//               and no rank waits for another that has more to compute on a piece. Hops that fit in a buffer together
+//               are one step: those that bring little, as masks of documents leave it (in forward in both buffers that
+//               take turns), and on a GPU two of short parts of a row.
 //   all_gather  step (head group): from all ranks, to all ranks; some key/value heads at a time, so many that the
 //               buffers stay within a limit. Where the mask leaves out keys, there is room for more heads.
 //
@@ -53,14 +53,20 @@ struct ScheduleSizes {
   int buffers() const { return several && overlap ? 2 : 1; }
 };
 
-// Below this a piece is not worth the meeting of the ranks that it costs; on a GPU the result of each piece is added to
-// the running state by reading and writing that once, which costs 1 % of the time of a block of this many keys.
-inline constexpr int64_t kLeastPieceTokens = 256;
-inline constexpr int64_t kLeastPieceTokensOnGpu = 32768;
+// Tokens of a piece of p2p: a quarter of a rank's, and not less than is worth the meeting of the ranks that it costs;
+// but no more than so many hops bring.
+struct PieceRule {
+  int64_t least_tokens = 0;
+  int most_hops = 1;
+};
+inline constexpr PieceRule kPiecesOnCpu{.least_tokens = 256};
+// On a GPU the result of each piece is added to the running state by reading and writing that once, which costs 1 % of
+// the time of a block of this many keys.
+inline constexpr PieceRule kPiecesOnGpu{.least_tokens = 32768, .most_hops = 2};
 
 // `own_tokens`: B s, tokens of all rows on one rank.
 ScheduleSizes p2p_sizes(int64_t own_tokens, int ranks, const ContextAttentionShape& shape,
-                        int64_t least_piece_tokens = kLeastPieceTokens);
+                        const PieceRule& rule = kPiecesOnCpu);
 ScheduleSizes all_gather_sizes(int64_t own_tokens, int ranks, const ContextAttentionShape& shape, DType dtype,
                                Pass pass, const AllGatherOptions& options);
 // Bytes of all communication buffers of a pass: keys and values, and in backward fp32 gradients.
