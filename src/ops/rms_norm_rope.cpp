@@ -12,23 +12,13 @@
 namespace farspan {
 namespace {
 
-// Address and strides are multiples of 16 bytes.
-bool holds_wide_vectors(const Tensor& tensor) {
-  const int64_t element = size_of(tensor.dtype());
-  if (reinterpret_cast<uintptr_t>(tensor.raw()) % 16 != 0) return false;
-  for (int i = 0; i + 1 < tensor.rank(); ++i)
-    if (tensor.stride(i) * element % 16 != 0) return false;
-  return true;
-}
-
-// Whether there is one pass for these heads: a power of two of lanes, at most a warp, hold two vectors of 16 bytes
-// each, and the weight is of the heads' type.
-bool is_one_pass(const Device& device, const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& weight) {
-  const int64_t lanes_bytes = a.dim(-1) * size_of(a.dtype());
-  if (!device.targets_cuda() || lanes_bytes % 32 != 0 || weight.dtype() != a.dtype()) return false;
-  const int64_t lanes = lanes_bytes / 32;
-  return lanes <= 32 && std::has_single_bit(static_cast<uint64_t>(lanes)) && holds_wide_vectors(a) &&
-         holds_wide_vectors(b) && holds_wide_vectors(c) && holds_wide_vectors(weight);
+// Whether the device has one pass for such heads: a power of two of lanes, at most a warp, hold two vectors of 16 bytes
+// each, and the weight is of the heads' type. Where they lie does not matter, so that plans know it too.
+bool is_one_pass(const Device& device, const Tensor& x, const Tensor& weight) {
+  const int64_t head_bytes = x.dim(-1) * size_of(x.dtype());
+  if (!device.targets_cuda() || head_bytes % 32 != 0 || weight.dtype() != x.dtype()) return false;
+  const int64_t lanes = head_bytes / 32;
+  return lanes <= 32 && std::has_single_bit(static_cast<uint64_t>(lanes));
 }
 
 void check_heads(std::string_view op, std::string_view name, const Tensor& heads, const Tensor& x) {
@@ -61,7 +51,7 @@ void rms_norm_rope_forward(Device& device, const Tensor& x, const Tensor& weight
   constexpr std::string_view kOp = "rms_norm_rope_forward";
   check_operands(kOp, x, weight, rstd, table);
   check_heads(kOp, "y", y, x);
-  if (!is_one_pass(device, x, y, y, weight)) {
+  if (!is_one_pass(device, x, weight)) {
     rms_norm_forward(device, x, weight, epsilon, y, rstd);
     rope_apply(device, table, style, RopeDirection::forward, y);
     return;
@@ -81,7 +71,7 @@ void rms_norm_rope_backward(Device& device, const Tensor& d_y, const Tensor& x, 
   check_dtype(kOp, "d_weight", d_weight, DType::f32);
   check_shape(kOp, "d_weight", d_weight, weight.shape());
   check_contiguous(kOp, "d_weight", d_weight);
-  if (!is_one_pass(device, d_y, x, d_x, weight)) {
+  if (!is_one_pass(device, x, weight)) {
     if (d_x.raw() != d_y.raw()) cast(device, d_y, d_x);
     rope_apply(device, table, style, RopeDirection::backward, d_x);
     rms_norm_backward(device, d_x, x, weight, rstd, d_x, Accumulate::no, d_weight);

@@ -218,6 +218,7 @@ class Consumer {
     release();
   }
   __device__ void release() {
+    __syncwarp();  // all lanes have read their rows
     if (threadIdx.x % 32 == 0) barrier_arrive(shared_.free[ring_.stage]);
     ring_.advance();
   }

@@ -4,6 +4,7 @@
 // token, which turn by the same angles.
 #include <algorithm>
 #include <bit>
+#include <initializer_list>
 #include <numeric>
 
 #include "base/math.h"
@@ -171,6 +172,13 @@ __global__ void __launch_bounds__(kThreads, 2)
                     weight_sums, partial + blockIdx.x * 2 * heads.pairs);
 }
 
+// Where they do not, one kernel follows the other.
+bool hold_vectors(std::initializer_list<Tensor> tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) {
+    return holds_vectors(tensor, static_cast<int>(16 / size_of(tensor.dtype())));
+  });
+}
+
 // Calls body(type of the elements, style) with both known at compile time.
 template <typename Body>
 void with_type_and_style(DType dtype, RopeStyle style, const Body& body) {
@@ -187,6 +195,10 @@ void with_type_and_style(DType dtype, RopeStyle style, const Body& body) {
 void rms_norm_rope_forward(Device& device, const Tensor& x, const Tensor& weight, double epsilon, const Tensor& table,
                            RopeStyle style, const Tensor& y, const Tensor& rstd) {
   if (row_count(x) == 0) return;
+  if (!hold_vectors({x, y, weight, table})) {
+    cuda::rms_norm_forward(device, x, weight, epsilon, y, rstd, Tensor());
+    return cuda::rope_apply(device, table, style, RopeDirection::forward, y);
+  }
   with_type_and_style(x.dtype(), style, [&](auto element, auto of_style) {
     using T = decltype(element);
     constexpr int N = kVectorElements<T>;
@@ -200,6 +212,11 @@ void rms_norm_rope_backward(Device& device, const Tensor& d_y, const Tensor& x, 
                             const Tensor& rstd, const Tensor& table, RopeStyle style, const Tensor& d_x,
                             const Tensor& d_weight) {
   if (row_count(x) == 0) return;
+  if (!hold_vectors({d_y, x, d_x, weight, table})) {
+    if (d_x.raw() != d_y.raw()) cuda::cast(device, d_y, d_x);
+    cuda::rope_apply(device, table, style, RopeDirection::backward, d_x);
+    return cuda::rms_norm_backward(device, d_x, x, weight, rstd, d_x, Accumulate::no, d_weight);
+  }
   const cudaStream_t stream = compute_stream(device);
   float* const partial = static_cast<float*>(device.scratch());
   with_type_and_style(x.dtype(), style, [&](auto element, auto of_style) {
