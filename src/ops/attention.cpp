@@ -266,7 +266,8 @@ void attention_delta(Device& device, const Tensor& out, const Tensor& d_out, Ten
 }
 
 bool attention_reads_delta(const Device& device, const AttentionBlock& block) {
-  return device.on_cuda() ? cuda::attention_reads_delta(device, block) : !device.targets_cuda();
+  if (device.on_cuda()) return cuda::attention_reads_delta(device, block);
+  return !device.targets_cuda() || block.query.dtype() == DType::f32;
 }
 
 void attention_block_backward(Device& device, const AttentionBlock& block, const Tensor& out, const Tensor& d_out,

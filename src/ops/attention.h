@@ -102,7 +102,9 @@ void attention_block_forward(Device& device, const AttentionBlock& block, StateU
 // delta (A, n) f32 = row sums of d_out * out.  out and d_out (n, A, D), f32 or bf16 each.
 void attention_delta(Device& device, const Tensor& out, const Tensor& d_out, Tensor delta);
 
-// Whether attention_block_backward will read delta for this block; where it will not, making delta is wasted.
+// Whether attention_block_backward will read delta for this block; where it will not, making delta is wasted. A dry
+// device that stands for a GPU does not know who attends there: in fp32 kernels that read it, in bf16 mostly those that
+// do not.
 bool attention_reads_delta(const Device& device, const AttentionBlock& block);
 
 // One block's gradients, added to d_query, d_key, d_value or, with Accumulate::no, written over whatever they held.
