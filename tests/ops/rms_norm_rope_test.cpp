@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/rms_norm_rope.h"
 
+#include <array>
+
 #include "ops/ref/layers.h"
 #include "tests/ops/operand.h"
 
@@ -67,6 +69,34 @@ TEST_P(RmsNormRopeTest, BothDirectionsMatchNormAndRotation) {
         rms_norm_rope_backward(device_, d_y, x, weight, rstd, table, style, d_y, d_weight);
         EXPECT_EQ(d_y.values(), d_x.values()) << "in place, " << what;
       }
+}
+
+// So many tokens that a GPU's blocks take several each.
+TEST_P(RmsNormRopeTest, ManyTokens) {
+  for (const auto& [tokens, heads, head_dim] :
+       std::vector<std::array<int64_t, 3>>{{3000, 3, 128}, {9000, 1, 32}, {700, 12, 64}}) {
+    const Shape shape{tokens, heads, head_dim};
+    Operand x(dtype(), shape), weight(dtype(), Shape{head_dim}), y(dtype(), shape), d_y(dtype(), shape);
+    Operand rstd(DType::f32, Shape{tokens, heads}), table(DType::f32, Shape{tokens, 2, head_dim / 2});
+    Operand d_x(dtype(), shape), d_weight(DType::f32, Shape{head_dim});
+    x.random(1), weight.random(2), d_y.random(3), d_weight.constant(0);
+    TestVector<int64_t> numbers;
+    for (int64_t t = 0; t < tokens; ++t) numbers.push_back(5 * t);
+    const std::vector<double> frequencies = rope_inverse_frequencies({.head_dim = head_dim});
+    rope_table(device_, Tensor(numbers.data(), DType::i64, Shape{tokens}), frequencies, 1.0, table);
+    // Of so many channels some are five times the level, and rounded before they cancel.
+    const double tolerance = 6 * test::tolerance(dtype());
+    rms_norm_rope_forward(device_, x, weight, kEpsilon, table, RopeStyle::half_split, y, rstd);
+    const auto norm = ref::rms_norm_forward(x.matrix(), weight.matrix(), kEpsilon);
+    const auto turned = ref::rope(norm.y, numbers, frequencies, RopeStyle::half_split, RopeDirection::forward);
+    expect_close(y.values(), turned.values, tolerance, "y " + shape.str());
+    const auto turned_back =
+        ref::rope(d_y.matrix(), numbers, frequencies, RopeStyle::half_split, RopeDirection::backward);
+    const auto gradients = ref::rms_norm_backward(turned_back, x.matrix(), weight.matrix(), kEpsilon);
+    rms_norm_rope_backward(device_, d_y, x, weight, rstd, table, RopeStyle::half_split, d_x, d_weight);
+    expect_close(d_x.values(), gradients.d_x.values, tolerance, "d_x " + shape.str());
+    expect_close(d_weight.values(), gradients.d_weight.values, tolerance, "d_weight " + shape.str());
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, RmsNormRopeTest, testing::Values(DType::f32, DType::bf16), test::type_name);

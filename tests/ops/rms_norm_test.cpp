@@ -12,8 +12,8 @@ using test::Operand;
 
 constexpr double kEpsilon = 1e-5;
 
-// Token norms (T, H), and head norms (T, A, D) inside a wider row. The sizes meet every way in which a GPU shares a row
-// out: lanes of a warp, a warp, a block, and more than a block holds.
+// Token norms (T, H), and head norms (T, A, D) inside a wider row: rows of some lanes of a warp, of a warp, of a block,
+// and more than a block holds.
 const std::vector<Shape> kShapes = {{1, 10},    {3, 257},   {17, 10},    {70, 33},   {13, 512},  {5, 2048},   {3, 6144},
                                     {1, 20000}, {5, 3, 10}, {17, 4, 16}, {9, 6, 64}, {7, 3, 96}, {21, 5, 128}};
 // Elements between rows: none, too few for wide accesses, a multiple of them.
@@ -81,9 +81,15 @@ TEST_P(RmsNormTest, TokenTilesAddUpToTheWhole) {
   expect_close(d_weight, expected.d_weight, "d_weight");
 }
 
-// More rows than a GPU works on at once, in heads and in whole rows.
-TEST_P(RmsNormTest, WeightGradientOfManyRows) {
-  for (const Shape& shape : {Shape{1000, 9, 8}, Shape{1100, 1040}}) {
+// More rows than a GPU works on at once, in heads and in whole rows: on a GPU of every width that it takes in another
+// way, so many that each block comes back several times to where it keeps rows that are on their way.
+TEST_P(RmsNormTest, GradientsOfManyRows) {
+  std::vector<Shape> shapes = {{1000, 9, 8}, {1100, 1040}};
+  if (test::testing_cuda())
+    for (const Shape& wide : {Shape{5001, 1040}, Shape{5001, 2048}, Shape{3000, 2560}, Shape{2600, 4096},
+                              Shape{1900, 5120}, Shape{1500, 8192}, Shape{1100, 12288}})
+      shapes.push_back(wide);
+  for (const Shape& shape : shapes) {
     Operand x(dtype(), shape), weight(dtype(), Shape{shape[-1]}), rstd(DType::f32, rows_of(shape));
     Operand d_weight(DType::f32, Shape{shape[-1]}), again(DType::f32, Shape{shape[-1]});
     x.set([](int64_t i) { return static_cast<double>(i * 7919 % 2039) / 1024 - 1; });
@@ -96,6 +102,11 @@ TEST_P(RmsNormTest, WeightGradientOfManyRows) {
     expect_close(d_weight, expected.d_weight, "d_weight, " + shape.str());
     expect_close(d_x, expected.d_x, "d_x, " + shape.str());
     EXPECT_EQ(d_weight.bytes(), again.bytes()) << shape.str();
+    d_x.random(4), again.constant(0);
+    const ref::Matrix added = test::sum(expected.d_x, d_x.matrix());
+    rms_norm_backward(device_, x, x, weight, rstd, d_x, Accumulate::yes, again);
+    expect_close(d_x, added, "d_x added, " + shape.str());
+    expect_close(again, expected.d_weight, "d_weight beside it, " + shape.str());
   }
 }
 

@@ -44,7 +44,8 @@ inline int64_t heads_of(const Tensor& x) { return x.rank() == 3 ? x.dim(1) : 1; 
 inline int64_t row_count(const Tensor& x) { return x.dim(0) * heads_of(x); }
 
 // Writes one row of partial sums: the sums of the block's groups of threads, each of which holds V vectors' worth for
-// the columns from first_columns[v] on, a multiple of N. `shared`: groups x columns floats where there is more than one group.
+// the columns from first_columns[v] on, a multiple of N. `shared`: groups x columns floats, from a multiple
+// of 16 bytes on, where there is more than one group.
 template <int V, int N>
 __device__ __forceinline__ void leave_partial_row(const float (&sums)[V][N], const int64_t (&first_columns)[V],
                                                   int64_t columns, int group, int groups, float* shared, float* row) {

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
     short_rows_kernel(const Norm norm, const BackwardRows<T> rows, float* partial) {
   let_next_start();
   await_previous();
-  extern __shared__ float weight_sums[];  // rows of a block, columns
+  extern __shared__ __align__(16) float weight_sums[];  // rows of a block, columns
   const Columns<N> columns{norm.lanes, static_cast<int>(threadIdx.x) % norm.lanes, static_cast<int>(norm.columns)};
   const int group = static_cast<int>(threadIdx.x) / norm.lanes;
   const int groups = static_cast<int>(blockDim.x) / norm.lanes;

@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, 2)
                     float* partial) {
   let_next_start();
   await_previous();
-  extern __shared__ float weight_sums[];  // groups, columns
+  extern __shared__ __align__(16) float weight_sums[];  // groups, columns
   const int lanes = static_cast<int>(blockDim.x);
   const int64_t pair = int64_t{threadIdx.x} * N;
   HeldPairs<T, N, kStyle> weight;

@@ -12,8 +12,10 @@ namespace {
 constexpr int64_t kPiecesPerHop = 4;
 
 int64_t piece_tokens(int64_t own_tokens, int ranks, const PieceRule& rule) {
-  const int64_t of_hops = checked_mul(own_tokens, std::min(rule.most_hops, ranks - 1));
-  return std::max(ceil_div(own_tokens, kPiecesPerHop), std::min(of_hops, rule.least_tokens));
+  if (own_tokens == 0) return 0;
+  const int64_t whole_hops =
+      std::clamp<int64_t>(rule.least_tokens / own_tokens, 1, std::min(rule.most_hops, ranks - 1));
+  return std::max(ceil_div(own_tokens, kPiecesPerHop), std::min(own_tokens * whole_hops, rule.least_tokens));
 }
 
 Parcel parcel_of(int peer, std::vector<Segment> segments) {
