@@ -28,7 +28,10 @@ Tensor tensor_of(TestVector<int32_t>& targets) {
 }
 
 // The dtype is the gradient's; logits are f32.
-class CrossEntropyTest : public test::BothTypes {};
+class CrossEntropyTest : public test::BothTypes {
+ protected:
+  void expect_every_use(const Operand& logits, TestVector<int32_t>& targets, int64_t padding);
+};
 
 TEST_P(CrossEntropyTest, MatchesReference) {
   for (const int64_t tokens : {1, 3, 17})
@@ -54,48 +57,42 @@ TEST_P(CrossEntropyTest, MatchesReference) {
       }
 }
 
+// Loss and gradient against the reference; the loss alone, and with the gradient in place, has the same bits.
+void CrossEntropyTest::expect_every_use(const Operand& logits, TestVector<int32_t>& targets, int64_t padding) {
+  const Shape shape = logits.tensor().shape(), rows{shape[0]};
+  Operand loss(DType::f32, rows), evaluation(DType::f32, rows), d_logits(dtype(), shape, padding);
+  const auto expected = ref::cross_entropy(logits.matrix(), targets, kScale);
+  cross_entropy(device_, logits, tensor_of(targets), kScale, loss, d_logits);
+  expect_close(loss, expected.token_loss, "loss, " + shape.str());
+  expect_close(d_logits, expected.d_logits, "d_logits, " + shape.str());
+  cross_entropy(device_, logits, tensor_of(targets), kScale, evaluation, Tensor());
+  EXPECT_EQ(evaluation.bytes(), loss.bytes()) << shape.str();
+  if (dtype() != DType::f32) return;
+  cross_entropy(device_, logits, tensor_of(targets), kScale, loss, logits);
+  EXPECT_EQ(logits.values(), d_logits.values()) << shape.str();
+  EXPECT_EQ(evaluation.bytes(), loss.bytes()) << shape.str();
+}
+
 // Rows that kernels cut into parts, whole vectors or not, up to one that no GPU keeps on the chip.
 TEST_P(CrossEntropyTest, LargeVocabularies) {
   for (const int64_t vocabulary :
        {128, 288, 384, 385, 1024, 12000, 16384, 30001, 60000, 151936, 151937, 262144, 262145, 320000, 600002}) {
-    Operand logits(DType::f32, Shape{3, vocabulary}), loss(DType::f32, Shape{3}), evaluation(DType::f32, Shape{3});
-    Operand d_logits(dtype(), Shape{3, vocabulary}, vocabulary % 2);
+    Operand logits(DType::f32, Shape{3, vocabulary});
     logits.random(1, 4);
     TestVector<int32_t> targets = {static_cast<int32_t>(vocabulary - 1), -1, 7};
-    const auto expected = ref::cross_entropy(logits.matrix(), targets, kScale);
-    const std::string what = fmt::format("vocabulary {}", vocabulary);
-    cross_entropy(device_, logits, tensor_of(targets), kScale, loss, d_logits);
-    expect_close(loss, expected.token_loss, "loss, " + what);
-    expect_close(d_logits, expected.d_logits, "d_logits, " + what);
-    cross_entropy(device_, logits, tensor_of(targets), kScale, evaluation, Tensor());
-    EXPECT_EQ(evaluation.bytes(), loss.bytes()) << what;
-    if (dtype() != DType::f32) continue;
-    cross_entropy(device_, logits, tensor_of(targets), kScale, loss, logits);
-    EXPECT_EQ(logits.values(), d_logits.values()) << what;
+    expect_every_use(logits, targets, vocabulary % 2);
   }
 }
 
 // So many rows that on a GPU each block, or each cluster of blocks, takes several, among them some that do not count.
 TEST_P(CrossEntropyTest, ManyRows) {
+  const int64_t elements = test::testing_cuda() ? 18'000'000 : 1'000'000;
   for (const int64_t vocabulary : {1500, 9001, 20000, 40000, 151936, 151937}) {
-    const int64_t elements = test::testing_cuda() ? 18'000'000 : 1'000'000;
     const int64_t rows = std::max<int64_t>(4, std::min<int64_t>(900, elements / vocabulary));
-    Operand logits(DType::f32, Shape{rows, vocabulary}), loss(DType::f32, Shape{rows}),
-        evaluation(DType::f32, Shape{rows});
-    Operand d_logits(dtype(), Shape{rows, vocabulary});
+    Operand logits(DType::f32, Shape{rows, vocabulary});
     logits.random(1, 4);
     TestVector<int32_t> targets = some_targets(rows, vocabulary);
-    const auto expected = ref::cross_entropy(logits.matrix(), targets, kScale);
-    const std::string what = fmt::format("vocabulary {}", vocabulary);
-    cross_entropy(device_, logits, tensor_of(targets), kScale, loss, d_logits);
-    expect_close(loss, expected.token_loss, "loss, " + what);
-    expect_close(d_logits, expected.d_logits, "d_logits, " + what);
-    cross_entropy(device_, logits, tensor_of(targets), kScale, evaluation, Tensor());
-    EXPECT_EQ(evaluation.bytes(), loss.bytes()) << what;
-    if (dtype() != DType::f32) continue;
-    cross_entropy(device_, logits, tensor_of(targets), kScale, loss, logits);
-    EXPECT_EQ(logits.values(), d_logits.values()) << what;
-    EXPECT_EQ(evaluation.bytes(), loss.bytes()) << what;
+    expect_every_use(logits, targets, 0);
   }
 }
 

@@ -64,7 +64,6 @@ cudaStream_t communication_stream(const Device& device);
 // Properties that launches depend on, read once.
 struct Properties {
   int multiprocessors = 0;
-  int64_t shared_bytes_per_block = 0;  // the most a kernel may opt in to
   int64_t l2_bytes = 0;
   int major = 0;
   int minor = 0;

@@ -54,11 +54,7 @@ class PinnedMemory {
 Properties read_properties(int index) {
   cudaDeviceProp p{};
   FARSPAN_CUDA(cudaGetDeviceProperties(&p, index));
-  return {.multiprocessors = p.multiProcessorCount,
-          .shared_bytes_per_block = static_cast<int64_t>(p.sharedMemPerBlockOptin),
-          .l2_bytes = p.l2CacheSize,
-          .major = p.major,
-          .minor = p.minor};
+  return {.multiprocessors = p.multiProcessorCount, .l2_bytes = p.l2CacheSize, .major = p.major, .minor = p.minor};
 }
 
 // Makes the GPU the thread's before anything else of the accelerator is made.
