@@ -37,6 +37,10 @@ Tensor view(std::vector<float>& x) { return Tensor(x.data(), DType::f32, {static
   while (true) std::this_thread::sleep_for(std::chrono::seconds(1));
 }
 
+// Until another rank, which nothing keeps from it any more, has come to where it stays: before that it would be waiting
+// in a call, and would stop with the failure.
+void let_others_get_stuck() { std::this_thread::sleep_for(std::chrono::milliseconds(300)); }
+
 // Five steps of tp = 2, cp = 2; at step 3 `fault` is called at three places with the place's name.
 void train(int rank, World& world, const std::function<void(const std::string& place)>& fault) {
   const Grid grid({.tp = 2, .cp = 2}, "tp-cp-dp-pp");
@@ -125,8 +129,10 @@ const std::map<std::string, RankBody>& cases() {
       {"kill-1-stuck-0",  // as where a GPU works on for a moment
        [](int rank, World& world) {
          train(rank, world, [&](const std::string& here) {
-           if (rank == 1 && here == "forward") raise(SIGKILL);
            if (rank == 0 && here == "forward") sleep_for_ever();
+           if (rank != 1 || here != "forward") return;
+           let_others_get_stuck();
+           raise(SIGKILL);
          });
        }},
       {"crash", [](int rank, World& world) { rank_dies(rank, world, 3, SIGSEGV); }},
@@ -140,7 +146,9 @@ const std::map<std::string, RankBody>& cases() {
        [](int rank, World& world) {
          train(rank, world, [&](const std::string& here) {
            if (rank == 0 && here == "loader") sleep_for_ever();
-           if (rank == 3 && here == "loader") throw DataError("bad row");
+           if (rank != 3 || here != "loader") return;
+           let_others_get_stuck();
+           throw DataError("bad row");
          });
        }},
       {"sizes", sizes_differ},
