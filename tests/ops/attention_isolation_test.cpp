@@ -185,5 +185,14 @@ TEST_P(AttentionIsolation, B027_SameBitsForAnyThreadsAndEveryTime) {
   }
 }
 
+// What is kept from call to call for each thread is large enough for the widest head, whoever needed it first.
+TEST_P(AttentionIsolation, WiderHeadsBeforeMoreThreads) {
+  const Problem wide = random_problem({40, 40, 3, 1, 256}, causal(40, 40), dtype());
+  const Problem narrow = random_problem({40, 40, 3, 1, 8}, causal(40, 40), dtype());
+  const Results<float> one = run(implementation(), wide, {.threads = 1});
+  run(implementation(), narrow, {.threads = 3});
+  expect_same_bits(run(implementation(), wide, {.threads = 3}), one);
+}
+
 }  // namespace
 }  // namespace farspan::test
