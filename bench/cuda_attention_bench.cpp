@@ -190,16 +190,16 @@ int run(const std::string& wanted, double seconds) {
     for (const int64_t mean : {512, 1024, 2048, 8192})
       cases.push_back({"documents of " + std::to_string(mean) + " on average in 32K" + suffix, 32768, heads, kv_heads,
                        head_dim, mixed_documents(32768, mean)});
+    for (const int64_t n : {int64_t{32768}, int64_t{131072}})
+      for (int64_t groups = 1; groups <= (head_dim > 128 ? 1 : kv_heads); groups *= 2)
+        cases.push_back({"long causal " + std::to_string(n / 1024) + "K" + suffix + " / " + std::to_string(groups), n,
+                         heads, kv_heads, head_dim, causal(n), groups});
     if (head_dim > 128) continue;
     cases.push_back({"full 16K of 8K keys" + suffix, 16384, heads, kv_heads, head_dim, full_of(16384, 8192), 1, -8192});
     cases.push_back({"full 8K of 16K keys" + suffix, 8192, heads, kv_heads, head_dim, full_of(8192, 16384), 1, 8192});
     for (const int64_t n : {int64_t{8192}, int64_t{32768}})
       cases.push_back({"causal " + std::to_string(n / 1024) + "K behind as many" + suffix, n, heads, kv_heads, head_dim,
                        causal_behind(n, n), 1, n});
-    for (const int64_t n : {int64_t{32768}, int64_t{131072}})
-      for (int64_t groups = 1; groups <= kv_heads; groups *= 2)
-        cases.push_back({"long causal " + std::to_string(n / 1024) + "K" + suffix + " / " + std::to_string(groups), n,
-                         heads, kv_heads, head_dim, causal(n), groups});
   }
   for (const Case& c : cases) {
     if (c.name.find(wanted) == std::string::npos) continue;

@@ -132,6 +132,11 @@ TEST_P(AttentionIsolation, ForbiddenNaNsAmongIntervalsInNoOrder) {
   spoil_everything_in_turn(implementation(), random_problem({100, 130, 2, 2, 4}, scattered(100, 130), dtype()), 9);
 }
 
+TEST_P(AttentionIsolation, ForbiddenNaNsWithWideHeads) {
+  spoil_everything_in_turn(implementation(), random_problem({140, 140, 2, 1, 136}, causal(140, 140), dtype()), 23);
+  spoil_everything_in_turn(implementation(), random_problem({140, 140, 2, 1, 136}, window(140, 30), dtype()), 29);
+}
+
 // Queries that see nothing of a block keep their state to the bit, whatever it is.
 TEST_P(AttentionIsolation, B026_StateOfQueriesThatSeeNothingStays) {
   const Problem p = random_problem({60, 60, 2, 1, 8}, padded(60), dtype());
@@ -175,6 +180,7 @@ TEST_P(AttentionIsolation, B027_SameBitsForAnyThreadsAndEveryTime) {
       random_problem({500, 500, 1, 1, 16}, causal(500, 500), dtype()),
       random_problem({300, 300, 6, 3, 8}, window(300, 100), dtype()),
       random_problem({200, 420, 2, 1, 8}, scattered(200, 420), dtype()),
+      random_problem({200, 300, 2, 1, 136}, scattered(200, 300), dtype()),
   };
   problems.push_back(problems[1]);
   problems.back().dropout = {.probability = 0.2, .key = 7};

@@ -11,7 +11,7 @@
 #include "ops/cuda/attention_hopper.cuh"
 #include "ops/cuda/attention_kernel_list.h"
 #include "ops/cuda/attention_launch.cuh"
-#include "ops/cuda/attention_query_walk.cuh"
+#include "ops/cuda/attention_query_rows.cuh"
 
 namespace farspan::cuda {
 namespace {
@@ -25,16 +25,6 @@ struct Plan {
   static constexpr int kQueries = kBoundsRows;  // of a tile
   static constexpr int kStages = 3;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-};
-
-enum class TileKind : int { plain, masked, end };  // end: there are no more
-
-// Of the queries of a tile.
-struct QueryRows {
-  TileKind kind;
-  alignas(8) float lse[kBoundsRows];  // to base 2
-  float delta[kBoundsRows];
-  int2 sees[kBoundsRows];
 };
 
 template <typename P>
@@ -93,45 +83,6 @@ class Copier {
   Ring<P::kStages> ring_;
 };
 
-// Brings the rows' lse, delta and bounds: two warps, one thread a row.
-template <typename P>
-class RowReader {
- public:
-  __device__ RowReader(Shared<P>& shared, const BackwardArguments& a)
-      : shared_(shared), a_(a), row_(static_cast<int>(threadIdx.x) - 32) {}
-
-  __device__ void run(QueryWalk walk) {
-    for (; !walk.done(); walk.advance()) {
-      const int query = walk.first_query() + row_;
-      const bool present = query < a_.queries;
-      const float lse = present ? finite_lse(a_.lse.data[walk.head() * a_.lse.head_stride + query]) * kLog2E : 0;
-      const float delta = present ? a_.delta.data[walk.head() * a_.delta.head_stride + query] : 0;
-      const int2 sees = present ? a_.bounds.rows[query] : int2{0, 0};
-      barrier_wait(shared_.free[ring_.stage], ring_.parity ^ 1);
-      QueryRows& rows = shared_.rows[ring_.stage];
-      rows.lse[row_] = lse;
-      rows.delta[row_] = delta;
-      rows.sees[row_] = sees;
-      finish(walk.masked() ? TileKind::masked : TileKind::plain);
-    }
-    barrier_wait(shared_.free[ring_.stage], ring_.parity ^ 1);
-    finish(TileKind::end);
-  }
-
- private:
-  __device__ void finish(TileKind kind) {
-    if (row_ == 0) shared_.rows[ring_.stage].kind = kind;
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(shared_.query_full[ring_.stage]);
-    ring_.advance();
-  }
-
-  Shared<P>& shared_;
-  const BackwardArguments& a_;
-  int row_;
-  Ring<P::kStages> ring_;
-};
-
 template <typename P>
 class Consumer {
  public:
@@ -147,8 +98,8 @@ class Consumer {
   // become NaN. any_masked_: some tile had a mask.
   __device__ void run(bool careful) {
     poisoned_[0] = poisoned_[1] = any_masked_ = false;
-#pragma unroll
-    for (int i = 0; i < P::kHeadSize / 2; ++i) d_key_[i] = d_value_[i] = 0;
+    d_key_.clear();
+    d_value_.clear();
     barrier_wait(shared_.key_full, 0);
     TileKind kind = await(ring_, careful);
     if (kind != TileKind::end) {
@@ -159,13 +110,15 @@ class Consumer {
         begin_d_weights();
         warpgroup_wait<1>();
         pin(scores_);
-        weigh(masked);
-        pack(weights_, scores_);
+        weigh_tile(scores_, rows(), factor_);
+        if (masked) select_seen(scores_, rows(), row_);
+        pack_results<P::kQueries>(weights_, scores_);
         warpgroup_wait<0>();
         pin(d_weights_);
         multiply_d_out();
-        differentiate(masked);
-        pack(d_scores_, d_weights_);
+        differentiate_tile(d_weights_, scores_, rows());
+        if (masked) select_seen(d_weights_, rows(), row_);
+        pack_results<P::kQueries>(d_scores_, d_weights_);
         multiply_queries();
 
         Ring<P::kStages> next = ring_;
@@ -184,37 +137,27 @@ class Consumer {
 
   __device__ bool any_masked() const { return any_masked_; }
 
-  __device__ bool finite() const {
-    float probe = 0;
-#pragma unroll
-    for (int i = 0; i < P::kHeadSize / 2; ++i) {
-      probe = fmaf(d_key_[i], 0.0f, probe);
-      probe = fmaf(d_value_[i], 0.0f, probe);
-    }
-    return probe == 0;
-  }
+  __device__ bool finite() const { return d_key_.probe() + d_value_.probe() == 0; }
 
   __device__ void store(const BackwardArguments& a, int kv_head) const {
     const float of_key[2] = {poisoned_[0] ? NAN : a.scale, poisoned_[1] ? NAN : a.scale};
     const float of_value[2] = {poisoned_[0] ? NAN : 1.0f, poisoned_[1] ? NAN : 1.0f};
     const bool stored[2] = {row_ < a.keys, row_ + 8 < a.keys};
-    store_fragment<P::kHeadSize>(a.d_key, kv_head, row_, stored, d_key_, of_key, a.head_size, a.add_key_value);
-    store_fragment<P::kHeadSize>(a.d_value, kv_head, row_, stored, d_value_, of_value, a.head_size, a.add_key_value);
+    d_key_.store(a.d_key, kv_head, row_, stored, of_key, a.head_size, a.add_key_value);
+    d_value_.store(a.d_value, kv_head, row_, stored, of_value, a.head_size, a.add_key_value);
   }
 
  private:
   // Waits for a tile's queries.
   __device__ TileKind await(const Ring<P::kStages>& ring, bool careful) {
     barrier_wait(shared_.query_full[ring.stage], ring.parity);
-    // The compiler cannot know that all threads read the same, and would wait for every product in turn.
-    const TileKind kind =
-        static_cast<TileKind>(__shfl_sync(0xffffffffu, static_cast<int>(shared_.rows[ring.stage].kind), 0));
+    const TileKind kind = kind_of(shared_.rows[ring.stage]);
     if (careful && kind == TileKind::masked) clear_queries(ring);
     return kind;
   }
   __device__ void end_gradients() {
-    pin(d_value_);
-    pin(d_key_);
+    d_value_.pin();
+    d_key_.pin();
     release();
   }
   __device__ void release() {
@@ -223,82 +166,32 @@ class Consumer {
     ring_.advance();
   }
 
+  __device__ const QueryRows& rows() const { return shared_.rows[ring_.stage]; }
+
   // scores = K Q^T of a tile.
   __device__ void begin_scores(const Ring<P::kStages>& ring) {
-    multiply_heads(scores_, key_, shared_address(shared_.query[ring.stage]));
+    begin(scores_, key_, shared_address(shared_.query[ring.stage]));
   }
   // d_weights = V d_out^T of the current tile.
   __device__ void begin_d_weights() {
     barrier_wait(shared_.d_out_full[ring_.stage], ring_.parity);
-    multiply_heads(d_weights_, value_, shared_address(shared_.d_out[ring_.stage]));
+    begin(d_weights_, value_, shared_address(shared_.d_out[ring_.stage]));
   }
-  __device__ void multiply_heads(float (&c)[P::kQueries / 2], uint32_t a, uint32_t b) {
+  __device__ static void begin(KeyQueryTile& c, uint32_t a, uint32_t b) {
     pin(c);
     warpgroup_fence();
-#pragma unroll
-    for (int k = 0; k < P::kHeadSize / 16; ++k)
-      warpgroup_multiply<Major::summed>(c, operand<Major::summed>(a + summed_offset<64>(k)),
-                                        operand<Major::summed>(b + summed_offset<P::kQueries>(k)), k > 0);
+    multiply_heads<P::kHeadSize, P::kQueries>(c, a, b);
     warpgroup_commit();
   }
-
   // d_value += weights d_out
-  __device__ void multiply_d_out() { multiply_rows(d_value_, weights_, shared_address(shared_.d_out[ring_.stage])); }
-  // d_key += d_scores Q
-  __device__ void multiply_queries() { multiply_rows(d_key_, d_scores_, shared_address(shared_.query[ring_.stage])); }
-  __device__ void multiply_rows(float (&c)[P::kHeadSize / 2], const uint32_t (&a)[P::kQueries / 16][4], uint32_t b) {
-    pin(c);
-    warpgroup_fence();
-#pragma unroll
-    for (int k = 0; k < P::kQueries / 16; ++k)
-      warpgroup_multiply<Major::kept>(
-          c, a[k], operand<Major::kept>(b + kept_offset<P::kQueries>(k), P::kQueries * 128), true);
+  __device__ void multiply_d_out() {
+    d_value_.template multiply_rows<P::kQueries>(weights_, shared_address(shared_.d_out[ring_.stage]));
     warpgroup_commit();
   }
-  // The first of the two neighbouring queries whose pairs are elements i and i + 1.
-  __device__ static int query_of(int i) { return fragment_column(static_cast<int>(threadIdx.x), i); }
-
-  __device__ void weigh(bool masked) {
-    const QueryRows& rows = shared_.rows[ring_.stage];
-#pragma unroll
-    for (int i = 0; i < P::kQueries / 2; i += 4) {
-      const float2 lse = *reinterpret_cast<const float2*>(&rows.lse[query_of(i)]);
-#pragma unroll
-      for (int c = 0; c < 4; ++c)
-        scores_[i + c] = exp2_approximate(fmaf(scores_[i + c], factor_, c % 2 == 0 ? -lse.x : -lse.y));
-    }
-    if (masked) select(scores_, rows);
-  }
-
-  __device__ void differentiate(bool masked) {
-    const QueryRows& rows = shared_.rows[ring_.stage];
-#pragma unroll
-    for (int i = 0; i < P::kQueries / 2; i += 4) {
-      const float2 delta = *reinterpret_cast<const float2*>(&rows.delta[query_of(i)]);
-#pragma unroll
-      for (int c = 0; c < 4; ++c)
-        d_weights_[i + c] = scores_[i + c] * (d_weights_[i + c] - (c % 2 == 0 ? delta.x : delta.y));
-    }
-    if (masked) select(d_weights_, rows);
-  }
-
-  // Zero for the pairs that are masked.
-  __device__ void select(float (&x)[P::kQueries / 2], const QueryRows& rows) const {
-#pragma unroll
-    for (int i = 0; i < P::kQueries / 2; i += 4)
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const int2 sees = rows.sees[query_of(i) + c % 2];
-        const int key = row_ + c / 2 * 8;
-        if (key < sees.x || key >= sees.y) x[i + c] = 0;
-      }
-  }
-
-  __device__ static void pack(uint32_t (&packed)[P::kQueries / 16][4], const float (&x)[P::kQueries / 2]) {
-#pragma unroll
-    for (int k = 0; k < P::kQueries / 16; ++k)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) packed[k][i] = pack_bf16(x[8 * k + 2 * i], x[8 * k + 2 * i + 1]);
+  // d_key += d_scores Q
+  __device__ void multiply_queries() {
+    d_key_.template multiply_rows<P::kQueries>(d_scores_, shared_address(shared_.query[ring_.stage]));
+    warpgroup_commit();
   }
 
   // Both consumers together.
@@ -322,9 +215,9 @@ class Consumer {
   bool poisoned_[2];  // a query that sees the key, or its output gradient, is not finite
   bool any_masked_;
   Ring<P::kStages> ring_;
-  float scores_[P::kQueries / 2], d_weights_[P::kQueries / 2];  // later weights, and score gradients
+  KeyQueryTile scores_, d_weights_;  // later weights, and score gradients
   uint32_t weights_[P::kQueries / 16][4], d_scores_[P::kQueries / 16][4];
-  float d_key_[P::kHeadSize / 2], d_value_[P::kHeadSize / 2];
+  RowSums<P::kHeadSize> d_key_, d_value_;
 };
 
 template <typename P>
@@ -351,7 +244,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
     give_back_registers<kProducerRegisters>();
     const QueryWalk walk(a, kv_head, first_key, P::kKeys);
     Copier<P> copier(shared, maps);
-    RowReader<P> reader(shared, a);
+    RowReader<P::kStages> reader(shared.rows, shared.query_full, shared.free, a);
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (threadIdx.x == 0) copier.load_keys(kv_head, first_key);
     do {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// d_query in bf16 for Hopper, head sizes up to 128. Built as attention_forward_hopper.cu: a producer warpgroup, and
-// consumers of 64 queries each that take turns at the matrix units. A consumer keeps its queries and output gradients in
-// registers, as operands, and has the scores of the next tile of keys computed while the score gradients of this one are
-// multiplied with its keys.
+// d_query in bf16 for Hopper. Built as attention_forward_hopper.cu: a producer warpgroup, and consumers of 64 queries
+// each that take turns at the matrix units. A consumer keeps its queries and output gradients in registers, as operands,
+// where the head is narrow enough, and has the scores of the next tile of keys computed while the score gradients of
+// this one are multiplied with its keys.
 //
 //   ds_ij = p_ij (<d_out_i, v_j> - delta_i);   d_q_i = scale sum_j ds_ij k_j
 #include <cmath>
@@ -22,7 +22,10 @@ struct Plan {
   static constexpr int kQueries = kBackwardTileRows;
   static_assert(kQueries == 64 * kConsumers);
   static constexpr int kKeys = 64;  // of a tile
-  static constexpr int kStages = 4;
+  // Heads above 128: queries and output gradients stay in shared memory, where the rest is room for two tiles of keys
+  // and one of values. Their products come in the order in which that frees these.
+  static constexpr bool kWide = kHeadSize > 128;
+  static constexpr int kKeyStages = kWide ? 2 : 4, kValueStages = kWide ? 1 : 4;
   static constexpr int kThreads = 128 * (kConsumers + 1);
 };
 
@@ -30,11 +33,11 @@ template <typename P>
 struct alignas(1024) Shared {
   unsigned char query[P::kConsumers][64 * P::kHeadSize * 2];
   unsigned char d_out[P::kConsumers][64 * P::kHeadSize * 2];
-  unsigned char key[P::kStages][P::kKeys * P::kHeadSize * 2];
-  unsigned char value[P::kStages][P::kKeys * P::kHeadSize * 2];
+  unsigned char key[P::kKeyStages][P::kKeys * P::kHeadSize * 2];
+  unsigned char value[P::kValueStages][P::kKeys * P::kHeadSize * 2];
   CopyBarrier query_full;
-  CopyBarrier key_full[P::kStages], key_free[P::kStages];
-  CopyBarrier value_full[P::kStages], value_free[P::kStages];
+  CopyBarrier key_full[P::kKeyStages], key_free[P::kKeyStages];
+  CopyBarrier value_full[P::kValueStages], value_free[P::kValueStages];
   unsigned long long not_finite;
 };
 
@@ -58,23 +61,28 @@ class Producer {
   }
 
   __device__ void run(const KeyTiles& tiles) {
-    for (int key = tiles.first; key < tiles.end; key += P::kKeys, ring_.advance()) {
-      fill(shared_.key[ring_.stage], maps_.key, shared_.key_full[ring_.stage], shared_.key_free[ring_.stage], key);
-      fill(shared_.value[ring_.stage], maps_.value, shared_.value_full[ring_.stage], shared_.value_free[ring_.stage], key);
+    for (int key = tiles.first; key < tiles.end; key += P::kKeys) {
+      fill(shared_.key, maps_.key, shared_.key_full, shared_.key_free, keys_, key);
+      fill(shared_.value, maps_.value, shared_.value_full, shared_.value_free, values_, key);
     }
   }
 
  private:
-  __device__ void fill(unsigned char* tile, const TensorMap& map, CopyBarrier& full, CopyBarrier& free, int key) {
-    barrier_wait(free, ring_.parity ^ 1);
-    barrier_expect(full, P::kKeys * P::kHeadSize * 2);
-    copy_tile<P::kHeadSize, P::kKeys>(tile, map, full, kv_head_, key);
+  template <int kStages, int kBytes>
+  __device__ void fill(unsigned char (&tiles)[kStages][kBytes], const TensorMap& map, CopyBarrier (&full)[kStages],
+                       CopyBarrier (&free)[kStages], Ring<kStages>& ring, int key) {
+    const int s = ring.stage;
+    barrier_wait(free[s], ring.parity ^ 1);
+    barrier_expect(full[s], kBytes);
+    copy_tile<P::kHeadSize, P::kKeys>(tiles[s], map, full[s], kv_head_, key);
+    ring.advance();
   }
 
   Shared<P>& shared_;
   const Maps<P>& maps_;
   int kv_head_;
-  Ring<P::kStages> ring_;
+  Ring<P::kKeyStages> keys_;
+  Ring<P::kValueStages> values_;
 };
 
 template <typename P>
@@ -96,9 +104,10 @@ class Consumer {
   }
 
   __device__ void load_queries() {
+    barrier_wait(shared_.query_full, 0);
+    if constexpr (P::kWide) return;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int row = static_cast<int>(threadIdx.x) % 128 / 32 * 16;
-    barrier_wait(shared_.query_full, 0);
 #pragma unroll
     for (int k = 0; k < P::kHeadSize / 16; ++k) {
       // Tiles of 64 columns, each with the layout that Tile<64> has.
@@ -111,8 +120,7 @@ class Consumer {
   // careful: keys that are not finite are taken out before use, and rows that see one become NaN.
   __device__ void run(const KeyTiles& tiles, bool careful) {
     poisoned_[0] = poisoned_[1] = false;
-#pragma unroll
-    for (int i = 0; i < P::kHeadSize / 2; ++i) d_query_[i] = 0;
+    d_query_.clear();
     if (!tiles.any()) return;
 
     if (careful && tiles.masked(tiles.first)) clear_keys(tiles.first);
@@ -124,14 +132,21 @@ class Consumer {
     for (int key = tiles.first + P::kKeys; key < tiles.end; key += P::kKeys) {
       if (careful && tiles.masked(key)) clear_keys(key);
       named_barrier_sync(kTurn + group_, 256);
+      if constexpr (P::kWide) multiply_keys();
       begin_scores();
-      multiply_keys();
+      if constexpr (!P::kWide) multiply_keys();
       named_barrier_arrive(kTurn + (group_ + 1) % P::kConsumers, 256);
       warpgroup_wait<1>();
+      if constexpr (P::kWide) {
+        end_keys();
+        warpgroup_wait<0>();
+      }
       end_scores();
       differentiate(tiles, key);
-      warpgroup_wait<0>();
-      end_keys();
+      if constexpr (!P::kWide) {
+        warpgroup_wait<0>();
+        end_keys();
+      }
       pack();
     }
     multiply_keys();
@@ -139,62 +154,54 @@ class Consumer {
     end_keys();
   }
 
-  __device__ bool finite() const {
-    float probe = 0;
-#pragma unroll
-    for (int i = 0; i < P::kHeadSize / 2; ++i) probe = fmaf(d_query_[i], 0.0f, probe);
-    return probe == 0;
-  }
+  __device__ bool finite() const { return d_query_.probe() == 0; }
 
   __device__ void store(const BackwardArguments& a, int head) const {
     const float factors[2] = {poisoned_[0] ? NAN : a.scale, poisoned_[1] ? NAN : a.scale};
     bool stored[2];
     for (int half = 0; half < 2; ++half) stored[half] = row_ + 8 * half < a.queries && !keeps_blind(a, row_ + 8 * half);
-    store_fragment<P::kHeadSize>(a.d_query, head, row_, stored, d_query_, factors, a.head_size, a.add_query);
+    d_query_.store(a.d_query, head, row_, stored, factors, a.head_size, a.add_query);
   }
 
  private:
-  // scores = Q K^T and d_weights = d_out V^T of the ring's current tile.
+  using Operand = uint32_t[P::kHeadSize / 16][4];
+
+  // scores = Q K^T and d_weights = d_out V^T of the rings' current tiles.
   __device__ void begin_scores() {
-    const uint32_t key = shared_address(shared_.key[ring_.stage]), value = shared_address(shared_.value[ring_.stage]);
-    barrier_wait(shared_.key_full[ring_.stage], ring_.parity);
+    barrier_wait(shared_.key_full[keys_.stage], keys_.parity);
     pin(scores_);
     pin(d_weights_);
     warpgroup_fence();
-#pragma unroll
-    for (int k = 0; k < P::kHeadSize / 16; ++k)
-      warpgroup_multiply<Major::summed>(scores_, query_[k],
-                                        operand<Major::summed>(key + summed_offset<P::kKeys>(k)), k > 0);
-    barrier_wait(shared_.value_full[ring_.stage], ring_.parity);
+    multiply(scores_, query_, shared_.query[group_], shared_.key[keys_.stage]);
+    barrier_wait(shared_.value_full[values_.stage], values_.parity);
     warpgroup_fence();
-#pragma unroll
-    for (int k = 0; k < P::kHeadSize / 16; ++k)
-      warpgroup_multiply<Major::summed>(d_weights_, d_out_[k],
-                                        operand<Major::summed>(value + summed_offset<P::kKeys>(k)), k > 0);
+    multiply(d_weights_, d_out_, shared_.d_out[group_], shared_.value[values_.stage]);
     warpgroup_commit();
+  }
+  __device__ static void multiply(float (&c)[P::kKeys / 2], const Operand& loaded, const unsigned char* rows,
+                                  const unsigned char* tile) {
+    if constexpr (P::kWide)
+      multiply_heads<P::kHeadSize, P::kKeys>(c, shared_address(rows), shared_address(tile));
+    else
+      multiply_heads<P::kHeadSize, P::kKeys>(c, loaded, shared_address(tile));
   }
   __device__ void end_scores() {
     pin(scores_);
     pin(d_weights_);
-    release(shared_.value_free[ring_.stage]);
-    ring_.advance();
+    release(shared_.value_free[values_.stage]);
+    keys_.advance();
+    values_.advance();
   }
 
   // d_query += d_scores K of the tile before the ring's current one.
   __device__ void multiply_keys() {
-    const uint32_t key = shared_address(shared_.key[previous_]);
-    pin(d_query_);
-    warpgroup_fence();
-#pragma unroll
-    for (int k = 0; k < P::kKeys / 16; ++k)
-      warpgroup_multiply<Major::kept>(
-          d_query_, d_scores_[k], operand<Major::kept>(key + kept_offset<P::kKeys>(k), P::kKeys * 128), true);
+    d_query_.template multiply_rows<P::kKeys>(d_scores_, shared_address(shared_.key[previous_]));
     warpgroup_commit();
   }
   __device__ void end_keys() {
-    pin(d_query_);
+    d_query_.pin();
     release(shared_.key_free[previous_]);
-    previous_ = previous_ + 1 == P::kStages ? 0 : previous_ + 1;
+    previous_ = previous_ + 1 == P::kKeyStages ? 0 : previous_ + 1;
   }
 
   __device__ void release(CopyBarrier& free) {
@@ -218,17 +225,12 @@ class Consumer {
     }
   }
 
-  __device__ void pack() {
-#pragma unroll
-    for (int k = 0; k < P::kKeys / 16; ++k)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) d_scores_[k][i] = pack_bf16(scores_[8 * k + 2 * i], scores_[8 * k + 2 * i + 1]);
-  }
+  __device__ void pack() { pack_results<P::kKeys>(d_scores_, scores_); }
 
   // Of the ring's current tile, from `key` on; all consumers together.
   __device__ void clear_keys(int key) {
-    barrier_wait(shared_.key_full[ring_.stage], ring_.parity);
-    const uint64_t spoilt = clear_together<P::kConsumers>(shared_.key[ring_.stage], P::kHeadSize, &shared_.not_finite);
+    barrier_wait(shared_.key_full[keys_.stage], keys_.parity);
+    const uint64_t spoilt = clear_together<P::kConsumers>(shared_.key[keys_.stage], P::kHeadSize, &shared_.not_finite);
     for (int half = 0; half < 2; ++half) poisoned_[half] |= (spoilt & rows_within(sees_[half], key)) != 0;
   }
 
@@ -239,12 +241,13 @@ class Consumer {
   int2 sees_[2];
   float lse_[2], delta_[2];  // lse to base 2
   bool poisoned_[2];         // the row sees a key that is not finite
-  Ring<P::kStages> ring_;
-  int previous_ = 0;  // stage
-  uint32_t query_[P::kHeadSize / 16][4], d_out_[P::kHeadSize / 16][4];
+  Ring<P::kKeyStages> keys_;
+  Ring<P::kValueStages> values_;
+  int previous_ = 0;  // stage of keys
+  Operand query_, d_out_;  // of narrow heads
   float scores_[P::kKeys / 2], d_weights_[P::kKeys / 2];
   uint32_t d_scores_[P::kKeys / 16][4];
-  float d_query_[P::kHeadSize / 2];
+  RowSums<P::kHeadSize> d_query_;
 };
 
 template <typename P>
@@ -253,10 +256,12 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   Shared<P>& shared = *reinterpret_cast<Shared<P>*>(dynamic_shared());
   if (threadIdx.x == 0) {
     barrier_init(shared.query_full, 1);
-    for (int s = 0; s < P::kStages; ++s) {
+    for (int s = 0; s < P::kKeyStages; ++s) {
       barrier_init(shared.key_full[s], 1);
-      barrier_init(shared.value_full[s], 1);
       barrier_init(shared.key_free[s], 4 * P::kConsumers);  // the consumers' warps
+    }
+    for (int s = 0; s < P::kValueStages; ++s) {
+      barrier_init(shared.value_full[s], 1);
       barrier_init(shared.value_free[s], 4 * P::kConsumers);
     }
     barrier_init_fence();
@@ -304,7 +309,8 @@ void queue(const BackwardArguments& a, cudaStream_t stream) {
 
 void attention_d_query_hopper(const BackwardArguments& arguments, cudaStream_t stream) {
   if (arguments.head_size <= 64) return queue<64>(arguments, stream);
-  queue<128>(arguments, stream);
+  if (arguments.head_size <= 128) return queue<128>(arguments, stream);
+  queue<256>(arguments, stream);
 }
 
 }  // namespace farspan::cuda

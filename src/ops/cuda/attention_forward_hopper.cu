@@ -31,7 +31,7 @@ struct Plan {
   static constexpr int kHeadSize = kHeadSize_;
   static constexpr int kConsumers = kHeadSize == 64 ? 3 : 2;  // as many as the registers allow
   static constexpr int kQueries = 64 * kConsumers;
-  static_assert(kQueries >= kLeastOrderedRows);
+  static_assert(kQueries >= kLeastOrderedQueries);
   static constexpr int kKeys = kHeadSize <= 128 ? 128 : 64;  // of a tile
   static constexpr int kStages = 2;                          // tiles of keys, and of values, in shared memory
   static constexpr int kThreads = 128 * (kConsumers + 1);

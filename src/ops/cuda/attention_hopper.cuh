@@ -55,27 +55,104 @@ __device__ uint64_t clear_together(unsigned char* tile, int head_size, unsigned 
   return rows;
 }
 
-// This thread's part of a warpgroup's results (warpgroup_layout.h), of which it has rows `row` and row + 8, each
-// times its factor and if it is `stored`: added to what is there, or written over it.
+// Rounded to bf16: results as the A of the next product.
 template <int kColumns>
-__device__ void store_fragment(const HeadsView& view, int head, int row, const bool (&stored)[2], const float (&x)[kColumns / 2],
-                               const float (&factors)[2], int head_size, bool add) {
-  const int column = static_cast<int>(threadIdx.x) % 4 * 2;
-  float2 before[2][kColumns / 8];
+__device__ inline void pack_results(uint32_t (&packed)[kColumns / 16][4], const float (&x)[kColumns / 2]) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half)
+  for (int k = 0; k < kColumns / 16; ++k)
 #pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j)
-      before[half][j] =
-          pair_before(view, head, row + 8 * half, column + 8 * j, head_size, add && stored[half]);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (!stored[half]) continue;
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j)
-      store_pair(view, head, row + 8 * half, column + 8 * j, x[4 * j + 2 * half] * factors[half],
-                 x[4 * j + 2 * half + 1] * factors[half], head_size, before[half][j]);
-  }
+    for (int i = 0; i < 4; ++i) packed[k][i] = pack_bf16(x[8 * k + 2 * i], x[8 * k + 2 * i + 1]);
 }
+
+// The operand `offset` bytes further in the same tile.
+__device__ inline uint64_t further(uint64_t operand, uint32_t offset) { return operand + offset / 16; }
+
+// c (64 x kRows) = A B^T, begun: both lie in shared memory with the head along their rows.
+template <int kHeadSize, int kRows>
+__device__ inline void multiply_heads(float (&c)[kRows / 2], uint32_t a, uint32_t b) {
+  // Else operands that stay where they are take registers for every k, in a loop of such products.
+  asm volatile("" : "+r"(a), "+r"(b));
+  const uint64_t first_a = operand<Major::summed>(a), first_b = operand<Major::summed>(b);
+#pragma unroll
+  for (int k = 0; k < kHeadSize / 16; ++k)
+    warpgroup_multiply<Major::summed>(c, further(first_a, summed_offset<64>(k)),
+                                      further(first_b, summed_offset<kRows>(k)), k > 0);
+}
+// The same, A in registers.
+template <int kHeadSize, int kRows>
+__device__ inline void multiply_heads(float (&c)[kRows / 2], const uint32_t (&a)[kHeadSize / 16][4], uint32_t b) {
+  const uint64_t first_b = operand<Major::summed>(b);
+#pragma unroll
+  for (int k = 0; k < kHeadSize / 16; ++k)
+    warpgroup_multiply<Major::summed>(c, a[k], further(first_b, summed_offset<kRows>(k)), k > 0);
+}
+
+// Sums of a warpgroup's 64 rows, as wide as a head: this thread's part (warpgroup_layout.h), rows `row` and row + 8.
+template <int kHeadSize>
+class RowSums {
+ public:
+  __device__ void clear() {
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p)
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) x_[p][i] = 0;
+  }
+
+  __device__ void pin() {
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p) cuda::pin(x_[p]);
+  }
+
+  // += A B, begun: A in registers, B a tile of kRows rows.
+  template <int kRows>
+  __device__ void multiply_rows(const uint32_t (&a)[kRows / 16][4], uint32_t tile) {
+    const uint64_t first = operand<Major::kept>(tile, kRows * 128);
+    pin();
+    warpgroup_fence();
+#pragma unroll
+    for (int k = 0; k < kRows / 16; ++k)
+#pragma unroll
+      for (int p = 0; p < kProducts; ++p)
+        warpgroup_multiply<Major::kept>(x_[p], a[k], further(first, kept_offset<kRows>(k, p * kColumns)), true);
+  }
+
+  // Adds 0 for every finite sum, NaN for any other.
+  __device__ float probe() const {
+    float probe = 0;
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p)
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) probe = fmaf(x_[p][i], 0.0f, probe);
+    return probe;
+  }
+
+  // Each row times its factor and if it is `stored`: added to what is there, or written over it.
+  __device__ void store(const HeadsView& view, int head, int row, const bool (&stored)[2], const float (&factors)[2],
+                        int head_size, bool add) const {
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p) {
+      const auto column = [&](int j) { return kColumns * p + 8 * j + static_cast<int>(threadIdx.x) % 4 * 2; };
+      float2 before[2][kColumns / 8];
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int j = 0; j < kColumns / 8; ++j)
+          before[half][j] = pair_before(view, head, row + 8 * half, column(j), head_size, add && stored[half]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (!stored[half]) continue;
+#pragma unroll
+        for (int j = 0; j < kColumns / 8; ++j)
+          store_pair(view, head, row + 8 * half, column(j), x_[p][4 * j + 2 * half] * factors[half],
+                     x_[p][4 * j + 2 * half + 1] * factors[half], head_size, before[half][j]);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kColumns = kHeadSize <= 128 ? kHeadSize : 128;  // of one product
+  static constexpr int kProducts = kHeadSize / kColumns;
+  float x_[kProducts][kColumns / 2];
+};
 
 }  // namespace farspan::cuda

@@ -14,10 +14,14 @@ void attention_d_key_value_mma(const BackwardArguments& arguments, cudaStream_t 
 
 // bf16 on Hopper's wgmma; for tensors with whole vectors (HeadsView::vectors), a positive scale and no dropout.
 void attention_forward_hopper(const ForwardArguments& arguments, cudaStream_t stream);
-// Of these, head sizes up to 128. Blocks of threads own kBackwardTileRows queries, or keys, in the orders that
-// order_tiles found. d_query is queued right behind d_key and d_value, and beside them.
+// Blocks of threads own so many queries, or keys, in the orders that order_tiles found. d_query is queued right behind
+// d_key and d_value, and beside them.
 inline constexpr int kBackwardTileRows = 128;
+inline constexpr int kWideBackwardKeys = 64;
+// Head sizes up to 128.
 void attention_d_key_value_hopper(const BackwardArguments& arguments, cudaStream_t stream);
+// Head sizes above; tiles of kWideBackwardKeys keys.
+void attention_d_key_value_wide(const BackwardArguments& arguments, cudaStream_t stream);
 void attention_d_query_hopper(const BackwardArguments& arguments, cudaStream_t stream);
 
 // fp32 on the ordinary units.

@@ -14,7 +14,7 @@ namespace {
 
 // As attention_kernels_scratch.h, which is compiled without CUDA too, counts them.
 static_assert(sizeof(int2) == 8 && sizeof(TileBounds) == 16 && sizeof(TilePlace) == 8 && kBoundsRows == 64);
-static_assert(kBackwardTileRows >= kLeastOrderedRows);
+static_assert(kBackwardTileRows >= kLeastOrderedQueries && kWideBackwardKeys >= kLeastOrderedKeys);
 
 constexpr int64_t kMaxHeadSize = 256;
 constexpr int64_t kMaxTokens = int64_t{1} << 30;  // of a block: 32-bit numbers with room for a tile
@@ -66,7 +66,7 @@ ForwardArguments forward_arguments(const AttentionBlock& block, StateUse use, co
   fill_arguments(a, block);
   ScratchParts scratch(device);
   a.bounds = place_query_bounds(scratch, a.queries);
-  a.query_order = scratch.take_array<TilePlace>(ordered_tiles(a.queries, a.heads));
+  a.query_order = scratch.take_array<TilePlace>(ordered_query_tiles(a.queries, a.heads));
   a.out = heads_view(out);
   a.lse = rows_view(lse);
   a.add = use == StateUse::add;
@@ -81,9 +81,9 @@ BackwardArguments backward_arguments(const AttentionBlock& block, const Tensor& 
   fill_arguments(a, block);
   ScratchParts scratch(device);
   a.bounds = place_query_bounds(scratch, a.queries);
-  a.query_order = scratch.take_array<TilePlace>(ordered_tiles(a.queries, a.heads));
+  a.query_order = scratch.take_array<TilePlace>(ordered_query_tiles(a.queries, a.heads));
   a.bounds.key_tiles = scratch.take_array<int2>(ceil_div(a.keys, kBoundsRows));
-  a.key_order = scratch.take_array<TilePlace>(ordered_tiles(a.keys, a.kv_heads));
+  a.key_order = scratch.take_array<TilePlace>(ordered_key_tiles(a.keys, a.kv_heads));
   a.d_out = heads_view(d_out);
   a.lse = rows_view(lse);
   a.delta = rows_view(delta);
@@ -136,9 +136,10 @@ void attention_kernel_backward(Device& device, const AttentionBlock& block, cons
     attention_d_query_fp32(a, stream);
     return;
   }
-  if (suits_hopper(device, a) && a.d_out.vectors && a.queries > 0 && a.head_size <= 128) {
-    order_tiles(a, kBackwardTileRows, kBackwardTileRows, stream);
-    attention_d_key_value_hopper(a, stream);
+  if (suits_hopper(device, a) && a.d_out.vectors && a.queries > 0) {
+    const bool wide = a.head_size > 128;
+    order_tiles(a, kBackwardTileRows, wide ? kWideBackwardKeys : kBackwardTileRows, stream);
+    (wide ? attention_d_key_value_wide : attention_d_key_value_hopper)(a, stream);
     attention_d_query_hopper(a, stream);
     return;
   }

@@ -9,10 +9,11 @@
 
 namespace farspan::cuda {
 
-// The order of tiles of `rows` queries (a multiple of kBoundsRows, kLeastOrderedRows at least) of all heads, from the
-// bounds. Behind find_query_bounds.
+// The order of tiles of `rows` queries (a multiple of kBoundsRows, kLeastOrderedQueries at least) of all heads, from
+// the bounds. Behind find_query_bounds.
 void order_query_tiles(const AttentionArguments& arguments, int rows, cudaStream_t stream);
-// The same, and that of tiles of `rows` keys of all key/value heads. Behind find_key_bounds too.
+// The same, and that of tiles of `key_rows` keys (kLeastOrderedKeys at least) of all key/value heads. Behind
+// find_key_bounds too.
 void order_tiles(const BackwardArguments& arguments, int query_rows, int key_rows, cudaStream_t stream);
 
 }  // namespace farspan::cuda
