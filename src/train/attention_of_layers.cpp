@@ -6,6 +6,7 @@
 #include "model/parameters.h"
 #include "parallel/context/choose_cp_comm_type.h"
 #include "parallel/context/hierarchy.h"
+#include "train/record.h"
 
 namespace farspan {
 namespace {
@@ -45,7 +46,8 @@ CpCommType resolved_comm_type(const Config& config, const SequenceLayout& layout
   const int tensor_size = static_cast<int>(parallel.tensor_model_parallel_size);
   return choose_cp_comm_type(cp_comm_type_of_layer(parallel, layer), layout,
                              attention_shape(config.model, tensor_size, 0), compute_dtype(config.training.precision),
-                             parallel.hierarchical_context_parallel_sizes);
+                             parallel.hierarchical_context_parallel_sizes,
+                             cp_rates(device_kind(config), tensor_size * parallel.context_parallel_size));
 }
 
 AttentionOfLayers::AttentionOfLayers(const Config& config, RankContext& context, const SequenceLayout& layout) {

@@ -2,7 +2,12 @@
 #include "train/record.h"
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
+#include <functional>
 #include <map>
+#include <mutex>
+#include <thread>
 
 #include "base/math.h"
 #include "comm/dry/dry_communicator.h"
@@ -66,6 +71,28 @@ void divide(PhaseCost& cost, int64_t parts) {
   }
 }
 
+// Calls body(i) for all i in [0, n), several at a time. What the lowest i throws is thrown.
+void on_all_cores(int64_t n, const std::function<void(int64_t)>& body) {
+  std::atomic<int64_t> next{0}, end{n};
+  std::mutex mutex;
+  std::map<int64_t, std::exception_ptr> failures;
+  const auto work = [&] {
+    for (int64_t i = next++; i < end; i = next++) try {
+        body(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        failures.emplace(i, std::current_exception());
+        end = 0;  // those before i have been begun
+      }
+  };
+  {
+    std::vector<std::jthread> helpers;
+    for (int64_t t = 1; t < std::min<int64_t>(n, usable_cores()); ++t) helpers.emplace_back(work);
+    work();
+  }
+  if (!failures.empty()) std::rethrow_exception(failures.begin()->second);
+}
+
 // Calls body(trainer, context) on a rank of the dry device.
 template <typename Body>
 void on_dry_rank(const Config& config, const ResolvedSizes& sizes, int rank, RunKind kind, Body&& body) {
@@ -93,12 +120,21 @@ Grid grid_of(const Config& config, const ResolvedSizes& sizes) {
               config.parallel.rank_order);
 }
 
-std::shared_ptr<const MemoryPlan> SharedPlans::laid_out(MemoryPlan recorded) {
+std::shared_ptr<const MemoryPlan> SharedPlans::known(const MemoryPlan& recorded) const {
   // The newest first: neighbouring ranks are the ones that are alike.
-  const auto known =
+  const auto found =
       std::find_if(plans_.rbegin(), plans_.rend(), [&](const auto& plan) { return same_recording(*plan, recorded); });
-  if (known != plans_.rend()) return *known;
+  return found == plans_.rend() ? nullptr : *found;
+}
+
+std::shared_ptr<const MemoryPlan> SharedPlans::laid_out(MemoryPlan recorded) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (auto plan = known(recorded)) return plan;
+  }
   lay_out(recorded);
+  const std::lock_guard lock(mutex_);
+  if (auto plan = known(recorded)) return plan;  // another thread's
   return plans_.emplace_back(std::make_shared<const MemoryPlan>(std::move(recorded)));
 }
 
@@ -174,10 +210,16 @@ std::vector<int> ranks_alike(const Config& config, const ResolvedSizes& sizes) {
 
 std::vector<RankRecord> record_ranks(const Config& config, const ResolvedSizes& sizes, RunKind kind) {
   SharedPlans plans;
-  std::vector<RankRecord> records;
-  for (int first : ranks_alike(config, sizes))
-    records.push_back(first == std::ssize(records) ? record_rank(config, sizes, first, kind, &plans)
-                                                   : records[static_cast<size_t>(first)]);
+  const std::vector<int> alike = ranks_alike(config, sizes);
+  std::vector<RankRecord> records(alike.size());
+  std::vector<int> firsts;
+  for (int rank = 0; rank < std::ssize(alike); ++rank)
+    if (alike[static_cast<size_t>(rank)] == rank) firsts.push_back(rank);
+  on_all_cores(std::ssize(firsts), [&](int64_t i) {
+    const int rank = firsts[static_cast<size_t>(i)];
+    records[static_cast<size_t>(rank)] = record_rank(config, sizes, rank, kind, &plans);
+  });
+  for (size_t rank = 0; rank < records.size(); ++rank) records[rank] = records[static_cast<size_t>(alike[rank])];
   return records;
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -39,13 +40,16 @@ struct RankRecord {
 
 Grid grid_of(const Config& config, const ResolvedSizes& sizes);
 
-// The plans of ranks recorded one after the other. Most ranks of a job take the same buffers in the same order, and
-// laying them out is the larger part of recording a rank.
+// The plans of ranks recorded one after the other, or beside each other. Most ranks of a job take the same buffers in
+// the same order, and laying them out is the larger part of recording a rank.
 class SharedPlans {
  public:
-  std::shared_ptr<const MemoryPlan> laid_out(MemoryPlan recorded);
+  std::shared_ptr<const MemoryPlan> laid_out(MemoryPlan recorded);  // by any thread
 
  private:
+  std::shared_ptr<const MemoryPlan> known(const MemoryPlan& recorded) const;
+
+  std::mutex mutex_;
   std::vector<std::shared_ptr<const MemoryPlan>> plans_;
 };
 
@@ -57,7 +61,7 @@ RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int ran
 // of one size.
 std::vector<int> ranks_alike(const Config& config, const ResolvedSizes& sizes);
 
-// The records of all ranks of the world.
+// The records of all ranks of the world, several at a time on the process's cores.
 std::vector<RankRecord> record_ranks(const Config& config, const ResolvedSizes& sizes, RunKind kind);
 
 // Throws MemoryError when the ranks' planned bytes together pass the limit (memory_limit, or what the machine has

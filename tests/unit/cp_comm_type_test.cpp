@@ -14,12 +14,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// A GPU of a cluster: bf16 attention, a fast link, device memory.
-constexpr CpRates kGpu = {.attention_flops = 500e12,
-                          .link_bandwidth = 50e9,
-                          .memory_bandwidth = 4e12,
-                          .meeting_seconds = 20e-6,
-                          .visible_share = 0.5};
+// GPUs of one host, and of several.
+const CpRates kHost = cp_rates(DeviceKind::cuda, 8);
+const CpRates kGpu = cp_rates(DeviceKind::cuda, 16);
 
 std::vector<CpCost> costs_of(int64_t seq_length, int cp, int64_t heads, int64_t kv_heads, const CpRates& rates) {
   const SequenceLayout layout(CpLayout::zigzag, seq_length, cp);
@@ -92,7 +89,7 @@ TEST(CpCommType, AutoNeverTakesWhatIsRefused) {
   for (int cp : {2, 3, 4, 5, 6, 7, 8, 16, 64})
     for (int64_t heads : {1, 5, 12, 32})
       for (int64_t seq_length : {int64_t{64}, int64_t{8192}, int64_t{1} << 20})
-        for (const CpRates& rates : {CpRates{}, kGpu}) {
+        for (const CpRates& rates : {CpRates{}, kHost, kGpu}) {
           const CpCommType type = chosen(seq_length, cp, heads, 1, rates);
           for (const CpCost& cost : costs_of(seq_length, cp, heads, 1, rates))
             EXPECT_FALSE(cost.type == type && cost.refused) << choice_name(type) << " cp " << cp << " heads " << heads;
@@ -104,25 +101,36 @@ TEST(CpCommType, CostsFollowTheFormulas) {
   const std::vector<CpCost> costs = costs_of(8192, 4, 32, 8, kGpu);
   const double pairs = 0.5 * 8192 * 8192 / 4;
   for (const CpCost& cost : costs)
-    EXPECT_NEAR(cost.attention_seconds, 14 * 32 * 128 * pairs / 500e12, 1e-12) << choice_name(cost.type);
+    EXPECT_NEAR(cost.attention_seconds, 14 * 32 * 128 * pairs / 535e12, 1e-12) << choice_name(cost.type);
   const double keys = 3 * 2048.0 * 2 * 8 * 128 * 2;
   EXPECT_EQ(costs[0].received_bytes, 2 * keys + 2 * keys);
   EXPECT_EQ(costs[1].received_bytes, costs[0].received_bytes);
   const double trade_forward = (2 * 8 + 2 * 2) * 128 * 2 + 4 * 8;
   const double trade_backward = (3 * 8 + 2 * 2) * 128 * 2 + 8 * 8 + 2 * 2 * 128 * 2;
   EXPECT_EQ(costs[2].received_bytes, 3 * 2048 * (trade_forward + trade_backward));
-  // p2p: three pieces of a quarter, bf16 keys and values and fp32 gradients; fp32 sums of d_query, d_key, d_value.
-  EXPECT_EQ(costs[0].working_bytes, 3 * 512 * 2 * 8 * 128 * (2 + 4) + 2048 * 4 * (32 + 2 * 8) * 128);
+  // p2p: bf16 keys and values of what is sent, two pieces of two hops each and their fp32 gradients and one more; fp32
+  // sums of d_query, d_key, d_value. On a CPU three pieces of a quarter.
+  const double sums = 2048 * 4 * (32 + 2 * 8) * 128;
+  EXPECT_EQ(costs[0].working_bytes, 2 * 8 * 128 * (2048 * 2 + 4096 * (2 * 2 + 3 * 4)) + sums);
+  EXPECT_EQ(costs_of(8192, 4, 32, 8, {})[0].working_bytes, 3 * 512 * 2 * 8 * 128 * (2 + 4) + sums);
+}
+
+TEST(CpCommType, RatesAreThoseOfTheDevice) {
+  EXPECT_EQ(cp_rates(DeviceKind::cpu, 64).attention_flops, CpRates{}.attention_flops);
+  EXPECT_EQ(kHost.pieces.most_hops, 2);
+  EXPECT_GT(kHost.link_bandwidth, 5 * kGpu.link_bandwidth);
 }
 
 // Long rows: attention hides what travels, and p2p holds the least. Short ones: few meetings. Many key/value heads:
 // trading heads moves less than sending all keys round; where the degree does not divide the heads, two levels.
 TEST(CpCommType, AutoFollowsWhatIsScarce) {
   EXPECT_EQ(chosen(131072, 8, 32, 8, {}), CpCommType::p2p);
-  EXPECT_EQ(chosen(131072, 8, 32, 8, kGpu), CpCommType::p2p);
+  EXPECT_EQ(chosen(131072, 2, 16, 8, kHost), CpCommType::p2p);
+  EXPECT_EQ(chosen(1 << 20, 8, 32, 8, kHost), CpCommType::p2p);
   EXPECT_EQ(chosen(1 << 20, 8, 32, 8, kGpu), CpCommType::p2p);
   EXPECT_EQ(chosen(256, 8, 28, 4, {}), CpCommType::all_gather);
-  EXPECT_EQ(chosen(32768, 8, 28, 4, kGpu), CpCommType::all_gather);
+  EXPECT_EQ(chosen(131072, 8, 32, 8, kHost), CpCommType::all_gather) << "p2p's two hops a step hold more";
+  EXPECT_EQ(chosen(8192, 8, 32, 8, kHost), CpCommType::a2a);
   EXPECT_EQ(chosen(32768, 16, 32, 32, kGpu), CpCommType::a2a);
   EXPECT_EQ(chosen(32768, 16, 28, 4, kGpu), CpCommType::a2a_p2p);
 }

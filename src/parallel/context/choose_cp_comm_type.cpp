@@ -5,15 +5,15 @@
 #include <cmath>
 #include <limits>
 
-#include "parallel/context/key_schedule.h"
-
 namespace farspan {
 namespace {
 
 // A type that is faster by less than the first is not worth more memory; one that holds less by less than the second is
 // not worth more time.
-constexpr double kWorthwhileSeconds = 0.05;
+constexpr double kWorthwhileSeconds = 0.01;
 constexpr double kWorthwhileBytes = 0.1;
+
+constexpr int64_t kGpusOfAHost = 8;
 
 // One rank's share of a row, as keys travel: among `ranks` ranks with `tokens` each.
 struct Share {
@@ -71,11 +71,14 @@ void add_travel(const Share& share, const ScheduleSizes& backward, double steps,
 }
 
 CpCost p2p_cost(const Share& share, DType dtype, const CpRates& rates) {
-  const ScheduleSizes sizes = p2p_sizes(static_cast<int64_t>(share.tokens), share.ranks, share.shape);
+  const ScheduleSizes sizes = p2p_sizes(static_cast<int64_t>(share.tokens), share.ranks, share.shape, rates.pieces);
   const double piece = static_cast<double>(sizes.capacity / sizes.heads);
+  const double hops = share.ranks - 1;
+  const double steps = piece >= share.tokens ? std::ceil(hops / std::floor(piece / share.tokens))
+                                             : hops * std::ceil(share.tokens / piece);
   CpCost cost;
   cost.type = CpCommType::p2p;
-  add_travel(share, sizes, (share.ranks - 1) * std::ceil(share.tokens / piece), rates, cost);
+  add_travel(share, sizes, steps, rates, cost);
   cost.working_bytes = static_cast<double>(buffer_bytes(sizes, share.shape, dtype, Pass::backward)) + sum_bytes(share);
   return cost;
 }
@@ -147,6 +150,15 @@ CpCost a2a_p2p_cost(const Share& share, DType dtype, HierarchicalSizes sizes, co
 }
 
 }  // namespace
+
+CpRates cp_rates(DeviceKind device, int64_t ranks) {
+  if (device == DeviceKind::cpu) return {};
+  return {.pieces = kPiecesOnGpu,
+          .attention_flops = 535e12,
+          .link_bandwidth = ranks <= kGpusOfAHost ? 300e9 : 50e9,
+          .memory_bandwidth = 4270e9,
+          .meeting_seconds = 20e-6};
+}
 
 std::array<CpCost, 4> cp_costs(const SequenceLayout& layout, const ContextAttentionShape& shape, DType dtype,
                                HierarchicalSizes sizes, const CpRates& rates) {

@@ -11,8 +11,10 @@
 #include <string>
 
 #include "config/config.h"
+#include "device/device.h"
 #include "parallel/context/attention_shape.h"
 #include "parallel/context/hierarchy.h"
+#include "parallel/context/key_schedule.h"
 #include "parallel/sequence_layout.h"
 #include "tensor/dtype.h"
 
@@ -21,12 +23,17 @@ namespace farspan {
 // What one rank does in a second, and what is assumed of the mask. The defaults are a CPU core's, as
 // docs/performance.md has them.
 struct CpRates {
-  double attention_flops = 110e9;  // on visible pairs
-  double link_bandwidth = 5e9;     // bytes that it receives
-  double memory_bandwidth = 10e9;  // bytes that it reads and writes
-  double meeting_seconds = 20e-6;  // one exchange, however short
-  double visible_share = 0.5;      // visible pairs of all S * S; 1/2: causal, one document
+  PieceRule pieces = kPiecesOnCpu;  // of p2p
+  double attention_flops = 110e9;   // on visible pairs
+  double link_bandwidth = 5e9;      // bytes that it receives
+  double memory_bandwidth = 10e9;   // bytes that it reads and writes
+  double meeting_seconds = 20e-6;   // one exchange, however short
+  double visible_share = 0.5;       // visible pairs of all S * S; 1/2: causal, one document
 };
+
+// Those of ranks that compute on `device`, of which `ranks` exchange: on GPUs an H200's, and between them NVLink where
+// they may be of one host, else a network adapter for each.
+CpRates cp_rates(DeviceKind device, int64_t ranks);
 
 // Per row and layer, forward and backward.
 struct CpCost {
@@ -43,7 +50,7 @@ struct CpCost {
 std::array<CpCost, 4> cp_costs(const SequenceLayout& layout, const ContextAttentionShape& shape, DType dtype,
                                HierarchicalSizes sizes, const CpRates& rates = {});
 
-// Resolves `automatic`; any other type is returned as it is. Among the types within 5 % of the least seconds, those
+// Resolves `automatic`; any other type is returned as it is. Among the types within 1 % of the least seconds, those
 // that hold the fewest bytes (memory decides whether a long row runs at all), and among these, within 10 %, the one
 // with the least seconds. `hierarchical`: as given in the configuration, or empty (hierarchical_sizes).
 CpCommType choose_cp_comm_type(CpCommType asked, const SequenceLayout& layout, const ContextAttentionShape& shape,

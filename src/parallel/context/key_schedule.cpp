@@ -55,23 +55,27 @@ void add_parcel(std::vector<Parcel>& parcels, int peer, std::vector<Segment> seg
   if (!segments.empty()) parcels.push_back(parcel_of(peer, std::move(segments)));
 }
 
-// The tokens that each rank receives at a hop. Where one receives `enough` or more, which of all that a rank owns one
-// of the first readers mostly wants, the others are not looked at and count as many.
-std::vector<int64_t> needs_of_hop(const KeyNeeds& needs, int ranks, int hop, int64_t enough) {
-  std::vector<int64_t> tokens(static_cast<size_t>(ranks));
-  for (int reader = 0; reader < ranks; ++reader) {
-    int64_t& mine = tokens[static_cast<size_t>(reader)];
-    mine = needs.tokens(reader, (reader - hop + ranks) % ranks);
-    if (mine >= enough) {
-      const int64_t most = mine;
-      std::fill(tokens.begin(), tokens.end(), most);
-      break;
-    }
-  }
-  return tokens;
-}
+// The tokens that ranks receive at a hop.
+struct HopNeeds {
+  int64_t largest = 0;
+  std::vector<int64_t> tokens;  // of each rank; empty: `largest` is all that is known, and counts for each
 
-int64_t largest(const std::vector<int64_t>& tokens) { return *std::max_element(tokens.begin(), tokens.end()); }
+  int64_t of(size_t reader) const { return tokens.empty() ? largest : tokens[reader]; }
+};
+
+// Where one rank receives `enough` or more, which of all that a rank owns one of the first readers mostly wants, the
+// others are not looked at.
+HopNeeds needs_of_hop(const KeyNeeds& needs, int ranks, int hop, int64_t enough) {
+  HopNeeds found;
+  for (int reader = 0; reader < ranks; ++reader) {
+    const int64_t mine = needs.tokens(reader, (reader - hop + ranks) % ranks);
+    if (mine >= enough) return {mine, {}};
+    if (found.tokens.empty()) found.tokens.resize(static_cast<size_t>(ranks));
+    found.tokens[static_cast<size_t>(reader)] = mine;
+    found.largest = std::max(found.largest, mine);
+  }
+  return found;
+}
 
 // The most tokens that any rank receives, or sends, if all of a pass travels at once; `enough` or more where there is
 // one of as many.
@@ -106,16 +110,16 @@ class HopGroup {
   int first() const { return first_; }
   int last() const { return last_; }
 
-  // Adds a hop behind last() at which each rank receives `tokens`, unless some rank received more than `most_received`
+  // Adds a hop behind last() at which ranks receive `needs`, unless some rank received more than `most_received`
   // tokens then, or sent more than `most_sent`, those that several ranks want once for each.
-  bool add(int hop, const std::vector<int64_t>& tokens, int64_t most_received, int64_t most_sent) {
+  bool add(int hop, const HopNeeds& needs, int64_t most_received, int64_t most_sent) {
     const size_t ranks = received_.size();
     std::vector<int64_t> received = received_, sent = sent_;
     for (size_t reader = 0; reader < ranks; ++reader) {
       int64_t& in = received[reader];
       int64_t& out = sent[(reader + ranks - static_cast<size_t>(hop)) % ranks];
-      in += tokens[reader];
-      out += tokens[reader];
+      in += needs.of(reader);
+      out += needs.of(reader);
       if (in > most_received || out > most_sent) return false;
     }
     received_ = std::move(received);
@@ -132,7 +136,7 @@ class HopGroup {
 
 bool anybody_needs_anything(const KeyNeeds& needs, int ranks) {
   for (int hop = 1; hop < ranks; ++hop)
-    if (largest(needs_of_hop(needs, ranks, hop, 1)) > 0) return true;
+    if (needs_of_hop(needs, ranks, hop, 1).largest > 0) return true;
   return false;
 }
 
@@ -188,20 +192,18 @@ KeySchedule p2p_schedule(const AttentionCall& call, Pass pass) {
     add_parcel(step.sends, target, piece_of(needs.segments(target, me), p, pieces, piece));
     add_parcel(step.receives, source, piece_of(needs.segments(me, source), p, pieces, piece));
   };
-  std::vector<std::vector<int64_t>> hops;  // hop h is entry h - 1
+  std::vector<HopNeeds> hops;  // hop h is entry h - 1
   for (int hop = 1; hop < ranks; ++hop) hops.push_back(needs_of_hop(needs, ranks, hop, own_tokens));
-  const auto tokens_of_hop = [&](int hop) -> const std::vector<int64_t>& { return hops[static_cast<size_t>(hop - 1)]; };
+  const auto of_hop = [&](int hop) -> const HopNeeds& { return hops[static_cast<size_t>(hop - 1)]; };
   // It fits in a piece, and no rank wants all that another has.
-  const auto brings_little = [&](const std::vector<int64_t>& tokens) {
-    return largest(tokens) <= piece && largest(tokens) < own_tokens;
-  };
+  const auto brings_little = [&](const HopNeeds& hop) { return hop.largest <= piece && hop.largest < own_tokens; };
   HopGroup group(ranks);
   const auto end_group = [&] {
     if (group.empty()) return;
     const bool alone = group.first() == group.last();
     const std::string name =
         alone ? fmt::format("hop {}", group.last()) : fmt::format("hops {}-{}", group.first(), group.last());
-    ExchangeStep step{name, heads, {}, {}, alone && !brings_little(tokens_of_hop(group.last()))};
+    ExchangeStep step{name, heads, {}, {}, alone && !brings_little(of_hop(group.last()))};
     for (int hop = group.first(); hop <= group.last(); ++hop) add_hop(step, hop, 0, 1);
     schedule.steps.push_back(std::move(step));
     group = HopGroup(ranks);
@@ -212,8 +214,7 @@ KeySchedule p2p_schedule(const AttentionCall& call, Pass pass) {
     const int64_t most_sent = piece < own_tokens ? piece : own_tokens * ranks;
     bool fits = true;
     for (int hop = 1; hop < ranks && fits; ++hop)
-      if (largest(tokens_of_hop(hop)) > 0)
-        fits = group.add(hop, tokens_of_hop(hop), piece * schedule.sizes.buffers(), most_sent);
+      if (of_hop(hop).largest > 0) fits = group.add(hop, of_hop(hop), piece * schedule.sizes.buffers(), most_sent);
     if (fits) {
       end_group();
       return schedule;
@@ -221,16 +222,16 @@ KeySchedule p2p_schedule(const AttentionCall& call, Pass pass) {
     group = HopGroup(ranks);
   }
   for (int hop = 1; hop < ranks; ++hop) {
-    const std::vector<int64_t>& tokens = tokens_of_hop(hop);
-    if (largest(tokens) == 0) continue;
-    if (largest(tokens) <= piece) {
-      if (group.add(hop, tokens, piece, piece)) continue;
+    const HopNeeds& hop_needs = of_hop(hop);
+    if (hop_needs.largest == 0) continue;
+    if (hop_needs.largest <= piece) {
+      if (group.add(hop, hop_needs, piece, piece)) continue;
       end_group();
-      FARSPAN_CHECK(group.add(hop, tokens, piece, piece), "p2p: hop {} does not fit where {} tokens do", hop, piece);
+      FARSPAN_CHECK(group.add(hop, hop_needs, piece, piece), "p2p: hop {} does not fit where {} tokens do", hop, piece);
       continue;
     }
     end_group();
-    const int64_t pieces = ceil_div(largest(tokens), piece);
+    const int64_t pieces = ceil_div(hop_needs.largest, piece);
     for (int64_t p = 0; p < pieces; ++p) {
       ExchangeStep step{fmt::format("hop {}.{}", hop, p), heads, {}, {}, true};
       add_hop(step, hop, p, pieces);

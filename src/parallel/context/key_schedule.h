@@ -65,8 +65,7 @@ inline constexpr PieceRule kPiecesOnCpu{.least_tokens = 256};
 inline constexpr PieceRule kPiecesOnGpu{.least_tokens = 32768, .most_hops = 2};
 
 // `own_tokens`: B s, tokens of all rows on one rank.
-ScheduleSizes p2p_sizes(int64_t own_tokens, int ranks, const ContextAttentionShape& shape,
-                        const PieceRule& rule = kPiecesOnCpu);
+ScheduleSizes p2p_sizes(int64_t own_tokens, int ranks, const ContextAttentionShape& shape, const PieceRule& rule);
 ScheduleSizes all_gather_sizes(int64_t own_tokens, int ranks, const ContextAttentionShape& shape, DType dtype,
                                Pass pass, const AllGatherOptions& options);
 // Bytes of all communication buffers of a pass: keys and values, and in backward fp32 gradients.
