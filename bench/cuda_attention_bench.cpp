@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One block of attention on one GPU by every implementation that takes it, bf16, TFLOP/s counted on visible pairs only.
 //
-//   cuda_attention_bench [part of the cases' names] [seconds for each figure]
+//   cuda_attention_bench [part of the cases' names] [seconds for each figure] [forward or backward: that alone]
 //
 // "alone": the block completes its results, which are written rounded to bf16. "added": it is one of several, added to
 // an fp32 state or to fp32 gradients. A plain program: the benchmark library need not be where the GPU is.
@@ -172,7 +172,7 @@ std::string rate(Device& device, const std::vector<Call>& calls, double flops,
   return text;
 }
 
-int run(const std::string& wanted, double seconds) {
+int run(const std::string& wanted, double seconds, const std::string& way) {
   Device device(DeviceKind::cuda, 1);
   const Noise noise;
   std::vector<Case> cases;
@@ -208,11 +208,13 @@ int run(const std::string& wanted, double seconds) {
       std::string line;
       for (const bool added : {false, true}) {
         if (added && c.groups > 1) continue;
-        line +=
-            std::string("  ") + (added ? "added" : "alone") + ": forward " +
-            rate(device, problem.forward(added), problem.flops(), how.forward_declines, how.forward, seconds) +
-            ", backward " +
-            rate(device, problem.backward(added), 2.5 * problem.flops(), how.backward_declines, how.backward, seconds);
+        line += std::string("  ") + (added ? "added:" : "alone:");
+        if (way != "backward")
+          line += " forward " +
+                  rate(device, problem.forward(added), problem.flops(), how.forward_declines, how.forward, seconds);
+        if (way != "forward")
+          line += " backward " + rate(device, problem.backward(added), 2.5 * problem.flops(), how.backward_declines,
+                                      how.backward, seconds);
       }
       std::printf("%-32s %-10s TFLOP/s%s\n", c.name.c_str(), std::string(how.name).c_str(), line.c_str());
       std::fflush(stdout);
@@ -224,4 +226,6 @@ int run(const std::string& wanted, double seconds) {
 }  // namespace
 }  // namespace farspan
 
-int main(int argc, char** argv) { return farspan::run(argc > 1 ? argv[1] : "", argc > 2 ? std::atof(argv[2]) : 0.3); }
+int main(int argc, char** argv) {
+  return farspan::run(argc > 1 ? argv[1] : "", argc > 2 ? std::atof(argv[2]) : 0.3, argc > 3 ? argv[3] : "");
+}

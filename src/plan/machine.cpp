@@ -31,6 +31,7 @@ struct GpuRates {
   double gemm_flops_fp8 = 0;
   AttentionRates heads_of_64;  // bf16
   AttentionRates heads_of_128;
+  AttentionRates heads_of_256;
   double peak_flops_fp32 = 0;
   double gemm_flops_fp32 = 0;
   double attention_flops_fp32 = 0;
@@ -51,6 +52,7 @@ constexpr std::array kGpus = {
              .gemm_flops_fp8 = 1080e12,
              .heads_of_64 = {.forward = 490e12, .backward = 425e12},
              .heads_of_128 = {.forward = 590e12, .backward = 520e12},
+             .heads_of_256 = {.forward = 640e12, .backward = 470e12},
              .peak_flops_fp32 = 67e12,
              .gemm_flops_fp32 = 50e12,
              .attention_flops_fp32 = 20e12,
@@ -86,7 +88,7 @@ Machine gpu_machine(std::string_view name, Precision precision, int64_t head_siz
   const GpuRates& gpu = known ? *found : kGpus.front();
   const double share = 1.0 / static_cast<double>(std::max<int64_t>(1, ranks_per_gpu));
   const bool fp32 = precision == Precision::fp32;
-  AttentionRates attention = head_size <= 64 ? gpu.heads_of_64 : gpu.heads_of_128;
+  AttentionRates attention = head_size <= 64 ? gpu.heads_of_64 : head_size <= 128 ? gpu.heads_of_128 : gpu.heads_of_256;
   if (fp32) attention = {.forward = gpu.attention_flops_fp32, .backward = gpu.attention_flops_fp32};
   Machine machine;
   machine.name = name.empty() ? std::string(gpu.name) : std::string(name);

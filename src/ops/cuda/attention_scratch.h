@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "ops/attention_implementation.h"
+#include "ops/cuda/attention_choice.h"
 #include "ops/cuda/attention_kernels_scratch.h"
 #include "ops/cuda/scratch.h"
 
@@ -101,6 +102,15 @@ inline int64_t backward_scratch_bytes(const AttentionSizes& s, ResultPlace place
                   std::max(kBackwardScratchBytes, backward_call_bytes(s, 1, place)));
 }
 
+// Whether some forward result of at most these sizes passes through scratch on its way from cuDNN: one that goes to an
+// fp32 state, or the second of a row of a long causal block.
+inline bool cudnn_merges(const AttentionSizes& s, ResultPlace place) {
+  if (place == ResultPlace::scratch) return !left_to_own_kernels({.head_size = s.head_size, .straight = false});
+  return s.queries > kRowTokens &&
+         !left_to_own_kernels(
+             {.head_size = s.head_size, .queries = s.queries, .causal = true, .square = true, .straight = true});
+}
+
 inline bool cudnn_may_take(const AttentionBlock& b) { return b.query.dtype() == DType::bf16 && !b.keeps_blind; }
 
 // Results in the query's type can be written by cuDNN itself.
@@ -111,11 +121,10 @@ inline ResultPlace place_of(const Tensor& result) {
 inline int64_t attention_forward_scratch(const AttentionForward& call) {
   const int64_t own = attention_kernel_forward_scratch(call.block.query.dim(0), call.block.query.dim(1));
   if (!cudnn_may_take(call.block)) return own;
-  const AttentionSizes sizes(call.block);
-  AttentionSizes partial = sizes;
-  // What is written straight to the caller: the second results of a long causal block's rows alone pass through
-  // scratch.
-  if (place_of(call.out) == ResultPlace::caller) partial.queries = sizes.queries > kRowTokens ? kRowTokens : 0;
+  AttentionSizes partial(call.block);
+  const ResultPlace place = place_of(call.out);
+  if (!cudnn_merges(partial, place)) partial.queries = 0;
+  if (place == ResultPlace::caller) partial.queries = std::min(partial.queries, kRowTokens);
   return std::max(own, kDocumentTableBytes + kGraphSlackBytes + partial_out_bytes(partial));
 }
 

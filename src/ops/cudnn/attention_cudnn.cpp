@@ -18,9 +18,6 @@ namespace farspan::cuda {
 namespace {
 
 constexpr int64_t kMostHeadSize = 256;
-// Wider heads are cuDNN's where their results are plain or of documents. On an H200, heads of 256, cuDNN and the own
-// kernels: 704 and 678 TFLOP/s plain at 16384 tokens, 622 and 641 causal; gradients 365 and 459, 396 and 476.
-constexpr int64_t kWideHeadSize = 128;
 // From here on forward's log-sum-exps may lie at any stride.
 constexpr int64_t kLeastVersion = 91200;
 
@@ -161,9 +158,16 @@ std::string refusal_of_documents(const BlockPlan& plan, const AttentionForward& 
   return {};
 }
 
-std::string refusal_of_wide_heads(const BlockPlan& plan, const AttentionForward& call) {
-  if (call.block.query.dim(2) <= kWideHeadSize || plan.rectangles.empty() || plan.diagonal == Diagonal::none) return {};
-  return fmt::format("causal results of heads above {} are left to the own kernels", kWideHeadSize);
+// Why a rectangle is.
+std::string refusal_of_rectangles(const BlockPlan& plan, const AttentionForward& call) {
+  if (plan.rectangles.empty()) return {};
+  const AttentionBlock& block = call.block;
+  const auto what = left_to_own_kernels({.head_size = block.query.dim(2),
+                                         .queries = block.query.dim(0),
+                                         .causal = plan.diagonal != Diagonal::none,
+                                         .square = block.query.dim(0) == block.key.dim(0),
+                                         .straight = place_of(call.out) == ResultPlace::caller});
+  return what ? fmt::format("{} are left to the own kernels", *what) : std::string();
 }
 
 // Forward of a block, as calls of cuDNN and merges of their results into the state. Results go straight to the caller
@@ -179,7 +183,7 @@ class ForwardCalls {
     plan_ = plan_block(call.block, Pass::forward);
     refusal_ = plan_.refusal;
     if (refusal_.empty()) refusal_ = refusal_of_documents(plan_, call);
-    if (refusal_.empty()) refusal_ = refusal_of_wide_heads(plan_, call);
+    if (refusal_.empty()) refusal_ = refusal_of_rectangles(plan_, call);
     if (!refusal_.empty()) return;
     for (const RectangleCall& rectangle : plan_.rectangles) prepare(rectangle);
     if (!plan_.documents.empty()) prepare_documents();
@@ -280,8 +284,9 @@ struct Passage {
 BlockPlan plan_gradients(const Device& device, const AttentionBlock& block) {
   BlockPlan plan;
   plan.refusal = device.deterministic() ? "its sums have no fixed order" : refusal_of(block);
-  if (plan.refusal.empty() && block.query.dim(2) > kWideHeadSize)
-    plan.refusal = fmt::format("gradients of heads above {} are left to the own kernels", kWideHeadSize);
+  // At 16384 tokens of heads of 256: 476 TFLOP/s and cuDNN's 396 causal, 459 and 365 plain.
+  if (plan.refusal.empty() && fills(block.query.dim(2), 256))
+    plan.refusal = "gradients of wide heads are left to the own kernels";
   if (!plan.refusal.empty()) return plan;
   plan = plan_block(block, Pass::backward);
   // On an H200 the own kernels take 0.5 to 1.1 of its time for documents of 512 to 8000 tokens, and need no graphs.
