@@ -44,10 +44,11 @@ SequenceLayout sequence_layout_of(const Config& config) {
 CpCommType resolved_comm_type(const Config& config, const SequenceLayout& layout, int64_t layer) {
   const ParallelConfig& parallel = config.parallel;
   const int tensor_size = static_cast<int>(parallel.tensor_model_parallel_size);
+  const DType dtype = compute_dtype(config.training.precision);
   return choose_cp_comm_type(cp_comm_type_of_layer(parallel, layer), layout,
-                             attention_shape(config.model, tensor_size, 0), compute_dtype(config.training.precision),
+                             attention_shape(config.model, tensor_size, 0), dtype,
                              parallel.hierarchical_context_parallel_sizes,
-                             cp_rates(device_kind(config), tensor_size * parallel.context_parallel_size));
+                             cp_rates(device_kind(config), dtype, tensor_size * parallel.context_parallel_size));
 }
 
 AttentionOfLayers::AttentionOfLayers(const Config& config, RankContext& context, const SequenceLayout& layout) {

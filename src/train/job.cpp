@@ -57,7 +57,7 @@ Job recorded_job(Config config, const ResolvedSizes& sizes, RunKind kind, std::s
              .records = {},
              .processes = processes,
              .threads = processes ? processes->threads() : threads_per_rank(static_cast<int>(sizes.world_size))};
-  job.records = record_ranks(job.config, job.sizes, kind);
+  job.records = record_ranks(job.config, job.sizes, kind, processes ? job.threads : usable_cores());
   return job;
 }
 

@@ -2,15 +2,16 @@
 #include "train/record.h"
 
 #include <algorithm>
-#include <atomic>
 #include <exception>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "base/math.h"
 #include "comm/dry/dry_communicator.h"
+#include "train/address_space.h"
 
 namespace farspan {
 namespace {
@@ -71,26 +72,40 @@ void divide(PhaseCost& cost, int64_t parts) {
   }
 }
 
-// Calls body(i) for all i in [0, n), several at a time. What the lowest i throws is thrown.
-void on_all_cores(int64_t n, const std::function<void(int64_t)>& body) {
-  std::atomic<int64_t> next{0}, end{n};
+// Calls body(i) for all i in [0, n), up to `threads` at a time. What the lowest i throws is thrown.
+void for_each_of(int64_t n, int threads, const std::function<void(int64_t)>& body) {
   std::mutex mutex;
-  std::map<int64_t, std::exception_ptr> failures;
+  int64_t next = 0, end = n;
+  std::exception_ptr failure;  // of `end`
   const auto work = [&] {
-    for (int64_t i = next++; i < end; i = next++) try {
+    std::unique_lock lock(mutex);
+    while (next < end) {
+      const int64_t i = next++;
+      lock.unlock();
+      std::exception_ptr thrown;
+      try {
         body(i);
       } catch (...) {
-        const std::lock_guard lock(mutex);
-        failures.emplace(i, std::current_exception());
-        end = 0;  // those before i have been begun
+        thrown = std::current_exception();
       }
+      lock.lock();
+      if (thrown && i < end) {
+        failure = thrown;
+        end = i;
+      }
+    }
   };
   {
     std::vector<std::jthread> helpers;
-    for (int64_t t = 1; t < std::min<int64_t>(n, usable_cores()); ++t) helpers.emplace_back(work);
+    // Where addresses are limited they are kept for the ranks' own threads (address_space.h).
+    const int64_t most = address_space_left() == INT64_MAX ? std::min<int64_t>(n, threads) - 1 : 0;
+    try {
+      while (std::ssize(helpers) < most) helpers.emplace_back(work);
+    } catch (const std::system_error&) {  // no more threads: those there are do it
+    }
     work();
   }
-  if (!failures.empty()) std::rethrow_exception(failures.begin()->second);
+  if (failure) std::rethrow_exception(failure);
 }
 
 // Calls body(trainer, context) on a rank of the dry device.
@@ -120,22 +135,17 @@ Grid grid_of(const Config& config, const ResolvedSizes& sizes) {
               config.parallel.rank_order);
 }
 
-std::shared_ptr<const MemoryPlan> SharedPlans::known(const MemoryPlan& recorded) const {
+std::shared_ptr<const MemoryPlan> SharedPlans::shared(MemoryPlan recorded) {
+  const std::lock_guard lock(mutex_);
   // The newest first: neighbouring ranks are the ones that are alike.
-  const auto found =
+  const auto known =
       std::find_if(plans_.rbegin(), plans_.rend(), [&](const auto& plan) { return same_recording(*plan, recorded); });
-  return found == plans_.rend() ? nullptr : *found;
+  if (known != plans_.rend()) return *known;
+  return plans_.emplace_back(std::make_shared<MemoryPlan>(std::move(recorded)));
 }
 
-std::shared_ptr<const MemoryPlan> SharedPlans::laid_out(MemoryPlan recorded) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (auto plan = known(recorded)) return plan;
-  }
-  lay_out(recorded);
-  const std::lock_guard lock(mutex_);
-  if (auto plan = known(recorded)) return plan;  // another thread's
-  return plans_.emplace_back(std::make_shared<const MemoryPlan>(std::move(recorded)));
+void SharedPlans::lay_out(int threads) {
+  for_each_of(std::ssize(plans_), threads, [&](int64_t i) { farspan::lay_out(*plans_[static_cast<size_t>(i)]); });
 }
 
 RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int rank, RunKind kind, SharedPlans* plans) {
@@ -151,7 +161,7 @@ RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int ran
     if (kind == RunKind::evaluate || (kind == RunKind::train && config.training.eval_iters > 0))
       trainer.record_evaluation();
     if (kind == RunKind::generate) trainer.record_generation();
-    if (plans != nullptr) record.memory = plans->laid_out(context.arena->recorded());
+    if (plans != nullptr) record.memory = plans->shared(context.arena->recorded());
   });
   return record;
 }
@@ -208,17 +218,18 @@ std::vector<int> ranks_alike(const Config& config, const ResolvedSizes& sizes) {
   return alike;
 }
 
-std::vector<RankRecord> record_ranks(const Config& config, const ResolvedSizes& sizes, RunKind kind) {
+std::vector<RankRecord> record_ranks(const Config& config, const ResolvedSizes& sizes, RunKind kind, int threads) {
   SharedPlans plans;
   const std::vector<int> alike = ranks_alike(config, sizes);
   std::vector<RankRecord> records(alike.size());
   std::vector<int> firsts;
   for (int rank = 0; rank < std::ssize(alike); ++rank)
     if (alike[static_cast<size_t>(rank)] == rank) firsts.push_back(rank);
-  on_all_cores(std::ssize(firsts), [&](int64_t i) {
+  for_each_of(std::ssize(firsts), threads, [&](int64_t i) {
     const int rank = firsts[static_cast<size_t>(i)];
     records[static_cast<size_t>(rank)] = record_rank(config, sizes, rank, kind, &plans);
   });
+  plans.lay_out(threads);
   for (size_t rank = 0; rank < records.size(); ++rank) records[rank] = records[static_cast<size_t>(alike[rank])];
   return records;
 }

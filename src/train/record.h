@@ -40,20 +40,21 @@ struct RankRecord {
 
 Grid grid_of(const Config& config, const ResolvedSizes& sizes);
 
-// The plans of ranks recorded one after the other, or beside each other. Most ranks of a job take the same buffers in
-// the same order, and laying them out is the larger part of recording a rank.
+// The plans of a job's ranks. Most ranks take the same buffers in the same order, and laying these out is the larger
+// part of recording a rank.
 class SharedPlans {
  public:
-  std::shared_ptr<const MemoryPlan> laid_out(MemoryPlan recorded);  // by any thread
+  // The plan of all ranks with this recording, not laid out yet; by any thread.
+  std::shared_ptr<const MemoryPlan> shared(MemoryPlan recorded);
+  // Lays out all of them, up to `threads` at a time.
+  void lay_out(int threads);
 
  private:
-  std::shared_ptr<const MemoryPlan> known(const MemoryPlan& recorded) const;
-
   std::mutex mutex_;
-  std::vector<std::shared_ptr<const MemoryPlan>> plans_;
+  std::vector<std::shared_ptr<MemoryPlan>> plans_;
 };
 
-// Without `plans` the costs alone, and no memory plan.
+// Without `plans` the costs alone; else also the rank's memory plan, which `plans` is to lay out.
 RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int rank, RunKind kind, SharedPlans* plans);
 
 // For every rank of the world the first one that does the same on the dry device: ranks that differ in rows alone,
@@ -61,8 +62,8 @@ RankRecord record_rank(const Config& config, const ResolvedSizes& sizes, int ran
 // of one size.
 std::vector<int> ranks_alike(const Config& config, const ResolvedSizes& sizes);
 
-// The records of all ranks of the world, several at a time on the process's cores.
-std::vector<RankRecord> record_ranks(const Config& config, const ResolvedSizes& sizes, RunKind kind);
+// The records of all ranks of the world, up to `threads` at a time.
+std::vector<RankRecord> record_ranks(const Config& config, const ResolvedSizes& sizes, RunKind kind, int threads);
 
 // Throws MemoryError when the ranks' planned bytes together pass the limit (memory_limit, or what the machine has
 // available), with the numbers and what would help.

@@ -107,6 +107,7 @@ TEST(Record, RanksTakenForOthersAreAlike) {
       taken += alike[static_cast<size_t>(rank)] != rank;
       SharedPlans plans;
       const RankRecord own = record_rank(job.config, job.sizes, rank, RunKind::train, &plans);
+      plans.lay_out(1);
       const RankRecord& used = job.records[static_cast<size_t>(rank)];
       EXPECT_EQ(own.micro_batch, used.micro_batch);
       // What several ranks hold alike, whole or in tp, counts in the gradient's norm on the first of them.

@@ -33,10 +33,11 @@ TEST(AttentionChoice, PlainBlocksAreLeftOnlyWhereCudnnWouldHaveToMerge) {
 }
 
 AttentionForward call(int64_t tokens, int64_t head_size, DType out) {
+  static char nothing;  // tensors are defined; nobody looks at what they hold
   AttentionForward call;
-  call.block.query = Tensor(nullptr, DType::bf16, {tokens, 4, head_size});
-  call.block.key = call.block.value = Tensor(nullptr, DType::bf16, {tokens, 2, head_size});
-  call.out = Tensor(nullptr, out, call.block.query.shape());
+  call.block.query = Tensor(&nothing, DType::bf16, {tokens, 4, head_size});
+  call.block.key = call.block.value = Tensor(&nothing, DType::bf16, {tokens, 2, head_size});
+  call.out = Tensor(&nothing, out, call.block.query.shape());
   return call;
 }
 
@@ -51,6 +52,24 @@ TEST(AttentionChoice, ScratchForMergesIsPlannedWhereCudnnMerges) {
   EXPECT_FALSE(has_room(65536, 65536, 96, DType::bf16));
   EXPECT_TRUE(has_room(131072, 65536, 96, DType::bf16)) << "rows of a long causal block";
   for (int64_t head_size : {64, 128, 256}) EXPECT_FALSE(has_room(131072, 65536, head_size, DType::bf16));
+}
+
+TEST(AttentionChoice, GradientsOfWideHeadsPlanNoneOfCudnnsScratch) {
+  const auto scratch = [](int64_t head_size) {
+    const AttentionForward forward = call(16384, head_size, DType::bf16);
+    return cuda::attention_backward_scratch({.block = forward.block,
+                                             .out = forward.out,
+                                             .d_out = forward.out,
+                                             .lse = {},
+                                             .delta = forward.out,
+                                             .d_query_use = Accumulate::no,
+                                             .d_key_value_use = Accumulate::no,
+                                             .d_query = forward.out,
+                                             .d_key = forward.block.key,
+                                             .d_value = forward.block.value});
+  };
+  EXPECT_LT(scratch(256), 2 << 20);
+  EXPECT_GT(scratch(192), 64 << 20);
 }
 
 }  // namespace

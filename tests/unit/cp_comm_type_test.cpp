@@ -15,8 +15,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // GPUs of one host, and of several.
-const CpRates kHost = cp_rates(DeviceKind::cuda, 8);
-const CpRates kGpu = cp_rates(DeviceKind::cuda, 16);
+const CpRates kHost = cp_rates(DeviceKind::cuda, DType::bf16, 8);
+const CpRates kGpu = cp_rates(DeviceKind::cuda, DType::bf16, 16);
 
 std::vector<CpCost> costs_of(int64_t seq_length, int cp, int64_t heads, int64_t kv_heads, const CpRates& rates) {
   const SequenceLayout layout(CpLayout::zigzag, seq_length, cp);
@@ -116,7 +116,7 @@ TEST(CpCommType, CostsFollowTheFormulas) {
 }
 
 TEST(CpCommType, RatesAreThoseOfTheDevice) {
-  EXPECT_EQ(cp_rates(DeviceKind::cpu, 64).attention_flops, CpRates{}.attention_flops);
+  EXPECT_EQ(cp_rates(DeviceKind::cpu, DType::f32, 64).attention_flops, CpRates{}.attention_flops);
   EXPECT_EQ(kHost.pieces.most_hops, 2);
   EXPECT_GT(kHost.link_bandwidth, 5 * kGpu.link_bandwidth);
 }

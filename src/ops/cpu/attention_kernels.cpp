@@ -55,13 +55,14 @@ std::vector<float*> scratch_per_thread(const Device& device, int64_t floats) {
   constexpr size_t kAlignment = 128;  // two cache lines: neighbours are fetched in pairs
   thread_local std::vector<std::unique_ptr<float, Free>> pieces;
   thread_local int64_t piece_floats = 0;
+  const int64_t most_floats = std::max(piece_floats, floats);
+  const int64_t bytes = round_up(most_floats * static_cast<int64_t>(sizeof(float)), static_cast<int64_t>(kAlignment));
+  FARSPAN_CHECK(bytes <= kMaxScratchBytes, "attention: {} bytes of scratch a thread; at most {}", bytes,
+                kMaxScratchBytes);
   if (piece_floats < floats) {
     pieces.clear();
     piece_floats = floats;
   }
-  const int64_t bytes = round_up(piece_floats * static_cast<int64_t>(sizeof(float)), static_cast<int64_t>(kAlignment));
-  FARSPAN_CHECK(bytes <= kMaxScratchBytes, "attention: {} bytes of scratch a thread; at most {}", bytes,
-                kMaxScratchBytes);
   while (static_cast<int64_t>(pieces.size()) < device.threads()) {
     pieces.emplace_back(static_cast<float*>(std::aligned_alloc(kAlignment, static_cast<size_t>(bytes))));
     if (!pieces.back()) {

@@ -132,7 +132,8 @@ inline int64_t attention_backward_scratch(const AttentionBackward& call) {
   const AttentionSizes sizes(call.block);
   const int64_t delta = call.delta.defined() ? 0 : scratch_part(4 * sizes.heads * sizes.queries);
   const int64_t own = attention_kernel_backward_scratch(sizes) + delta;
-  if (!cudnn_may_take(call.block) || !call.out.defined()) return own;
+  if (!cudnn_may_take(call.block) || !call.out.defined() || leaves_gradients_to_own_kernels(sizes.head_size))
+    return own;
   const bool straight = place_of(call.d_query) == ResultPlace::caller && place_of(call.d_key) == ResultPlace::caller &&
                         sizes.queries <= kRowTokens && sizes.queries >= sizes.keys;
   return std::max(own, backward_scratch_bytes(sizes, straight ? ResultPlace::caller : ResultPlace::scratch));

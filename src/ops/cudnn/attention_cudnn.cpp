@@ -284,8 +284,7 @@ struct Passage {
 BlockPlan plan_gradients(const Device& device, const AttentionBlock& block) {
   BlockPlan plan;
   plan.refusal = device.deterministic() ? "its sums have no fixed order" : refusal_of(block);
-  // At 16384 tokens of heads of 256: 476 TFLOP/s and cuDNN's 396 causal, 459 and 365 plain.
-  if (plan.refusal.empty() && fills(block.query.dim(2), 256))
+  if (plan.refusal.empty() && leaves_gradients_to_own_kernels(block.query.dim(2)))
     plan.refusal = "gradients of wide heads are left to the own kernels";
   if (!plan.refusal.empty()) return plan;
   plan = plan_block(block, Pass::backward);

@@ -3,10 +3,11 @@
 //
 // A block that is one plain or causal rectangle takes calls of its exact lengths. A long causal one is cut into rows of
 // kRowTokens queries, each a causal call on the diagonal and a plain one for all keys before: on an H200 at 131072
-// tokens of 16:8 heads of 128, sustained, forward runs at 614 instead of 581 TFLOP/s and backward at 544 instead of
-// 532, in half the workspace. Gradients of a causal rectangle whose queries see more keys before their own take two
-// calls likewise: cuDNN's own mask for that shape is slower. Anything else takes batches of documents, at most
-// kMostDocuments of like length each (forward that writes results once; the rest is left to the own kernels).
+// tokens of 16:8 heads of 128, sustained, backward runs at 544 TFLOP/s instead of 532 in half the workspace, and
+// forward, where cuDNN takes such rows at all (attention_choice.h), at 614 instead of 581. Gradients of a causal
+// rectangle whose queries see more keys before their own take two calls likewise: cuDNN's own mask for that shape is
+// slower. Anything else takes batches of documents, at most kMostDocuments of like length each (forward that writes
+// results once; the rest is left to the own kernels).
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include "ops/attention_parts.h"
 #include "ops/cuda/document_tables.h"
 #include "ops/cudnn/attention_graph.h"
+#include "ops/pass.h"
 
 namespace farspan::cuda {
 
@@ -44,8 +46,6 @@ struct BlockPlan {
   Diagonal diagonal = Diagonal::none;  // of the documents
   bool covers_queries = true;          // every query is in a document
 };
-
-enum class Pass { forward, backward };
 
 BlockPlan plan_block(const AttentionBlock& block, Pass pass);
 

@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-namespace farspan {
+#include "ops/pass.h"
 
-enum class Pass { forward, backward };
+namespace farspan {
 
 struct ContextAttentionShape {
   int64_t heads = 0;     // A

@@ -151,10 +151,10 @@ CpCost a2a_p2p_cost(const Share& share, DType dtype, HierarchicalSizes sizes, co
 
 }  // namespace
 
-CpRates cp_rates(DeviceKind device, int64_t ranks) {
+CpRates cp_rates(DeviceKind device, DType dtype, int64_t ranks) {
   if (device == DeviceKind::cpu) return {};
   return {.pieces = kPiecesOnGpu,
-          .attention_flops = 535e12,
+          .attention_flops = dtype == DType::f32 ? 20e12 : 535e12,
           .link_bandwidth = ranks <= kGpusOfAHost ? 300e9 : 50e9,
           .memory_bandwidth = 4270e9,
           .meeting_seconds = 20e-6};

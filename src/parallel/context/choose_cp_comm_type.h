@@ -31,9 +31,9 @@ struct CpRates {
   double visible_share = 0.5;       // visible pairs of all S * S; 1/2: causal, one document
 };
 
-// Those of ranks that compute on `device`, of which `ranks` exchange: on GPUs an H200's, and between them NVLink where
-// they may be of one host, else a network adapter for each.
-CpRates cp_rates(DeviceKind device, int64_t ranks);
+// Those of ranks that compute on `device` in `dtype`, of which `ranks` exchange: on GPUs an H200's, and between them
+// NVLink where they may be of one host, else a network adapter for each.
+CpRates cp_rates(DeviceKind device, DType dtype, int64_t ranks);
 
 // Per row and layer, forward and backward.
 struct CpCost {

@@ -9,7 +9,7 @@
 // see are copied in between those that travelled, in the order of the row.
 //
 // Forward only: most of what backward writes twice are gradients of keys. On a GPU, where a rank's queries are not one
-// plain or causal block (cuDNN is faster on those) and where all that a rank is brought comes in one step.
+// plain or causal block (which is one call as it is) and where all that a rank is brought comes in one step.
 #pragma once
 
 #include <vector>
