@@ -11,15 +11,6 @@
 namespace farspan {
 namespace {
 
-ContextAttentionShape attention_shape(const ModelConfig& model, int tensor_size, int tensor_rank) {
-  const Span heads = query_heads_of(model, tensor_size, tensor_rank);
-  return {.heads = heads.length(),
-          .kv_heads = key_value_heads_of(model, tensor_size, tensor_rank).length(),
-          .head_dim = model.kv_channels,
-          .scale = static_cast<float>(model.softmax_scale),
-          .first_head = heads.begin};
-}
-
 // The group among `groups` (context-parallel ranks) that this rank is in.
 Communicator& add_level(RankContext& context, const std::vector<std::vector<int>>& groups) {
   const Communicator& cp = context.group(Dimension::cp);
@@ -39,6 +30,15 @@ SequenceLayout sequence_layout_of(const Config& config) {
   const ParallelConfig& parallel = config.parallel;
   return SequenceLayout(parallel.cp_layout, config.data.seq_length, static_cast<int>(parallel.context_parallel_size),
                         parallel.sequence_parallel ? parallel.tensor_model_parallel_size : 1);
+}
+
+ContextAttentionShape attention_shape(const ModelConfig& model, int tensor_size, int tensor_rank) {
+  const Span heads = query_heads_of(model, tensor_size, tensor_rank);
+  return {.heads = heads.length(),
+          .kv_heads = key_value_heads_of(model, tensor_size, tensor_rank).length(),
+          .head_dim = model.kv_channels,
+          .scale = static_cast<float>(model.softmax_scale),
+          .first_head = heads.begin};
 }
 
 CpCommType resolved_comm_type(const Config& config, const SequenceLayout& layout, int64_t layer) {

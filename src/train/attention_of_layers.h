@@ -17,6 +17,9 @@ namespace farspan {
 // How a row is dealt to context-parallel ranks; under sequence parallelism their tokens are cut once more.
 SequenceLayout sequence_layout_of(const Config& config);
 
+// Of the rank at `tensor_rank` of so many tensor-parallel ones.
+ContextAttentionShape attention_shape(const ModelConfig& model, int tensor_size, int tensor_rank);
+
 // How a layer's keys and values travel, `auto` resolved. The same on every rank.
 CpCommType resolved_comm_type(const Config& config, const SequenceLayout& layout, int64_t layer);
 

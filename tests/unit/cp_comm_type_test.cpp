@@ -115,6 +115,14 @@ TEST(CpCommType, CostsFollowTheFormulas) {
   EXPECT_EQ(costs_of(8192, 4, 32, 8, {})[0].working_bytes, 3 * 512 * 2 * 8 * 128 * (2 + 4) + sums);
 }
 
+// Of 4 ranks' attention of 8 s, 2 hide the first arrival, and 6 the others.
+TEST(CpCommType, WhatAttentionDoesNotHide) {
+  EXPECT_EQ(exposed_arrivals(8, 8, 4, 4), 0 + 3 * (2 - 1.5));
+  EXPECT_EQ(exposed_arrivals(12, 8, 4, 4), (3 - 2) + 3 * (3 - 1.5));
+  EXPECT_EQ(exposed_arrivals(4, 8, 4, 1), 4 - 2);
+  EXPECT_EQ(exposed_arrivals(6, 8, 4, 4), 0);
+}
+
 TEST(CpCommType, RatesAreThoseOfTheDevice) {
   EXPECT_EQ(cp_rates(DeviceKind::cpu, DType::f32, 64).attention_flops, CpRates{}.attention_flops);
   EXPECT_EQ(kHost.pieces.most_hops, 2);

@@ -49,14 +49,6 @@ double copy_seconds(const Share& share, const CpRates& rates) {
   return (2 * 2 * share.key_bytes() + 4 * share.gradient_bytes()) / rates.memory_bandwidth;
 }
 
-// Parcels of `steps` steps arrive one after the other: the first behind the blocks of the rank's own keys, each other
-// one behind those of the one before.
-double exposed_arrivals(double transfer, double attention, int ranks, double steps) {
-  const double own = attention / ranks;
-  const double each = (attention - own) / steps;
-  return std::max(0.0, transfer / steps - own) + (steps - 1) * std::max(0.0, transfer / steps - each);
-}
-
 void add_travel(const Share& share, const ScheduleSizes& backward, double steps, const CpRates& rates, CpCost& cost) {
   const double keys = share.key_bytes() / rates.link_bandwidth;
   const double gradients = share.gradient_bytes() / rates.link_bandwidth;
@@ -158,6 +150,12 @@ CpRates cp_rates(DeviceKind device, DType dtype, int64_t ranks) {
           .link_bandwidth = ranks <= kGpusOfAHost ? 300e9 : 50e9,
           .memory_bandwidth = 4270e9,
           .meeting_seconds = 20e-6};
+}
+
+double exposed_arrivals(double transfer, double attention, int ranks, double steps) {
+  const double own = attention / ranks;
+  const double each = (attention - own) / steps;
+  return std::max(0.0, transfer / steps - own) + (steps - 1) * std::max(0.0, transfer / steps - each);
 }
 
 std::array<CpCost, 4> cp_costs(const SequenceLayout& layout, const ContextAttentionShape& shape, DType dtype,

@@ -35,6 +35,10 @@ struct CpRates {
 // NVLink where they may be of one host, else a network adapter for each.
 CpRates cp_rates(DeviceKind device, DType dtype, int64_t ranks);
 
+// Seconds of `transfer` that `attention` over `ranks` ranks' keys does not hide. Parcels of `steps` steps arrive one
+// after the other: the first behind the blocks of the rank's own keys, each other one behind those of the one before.
+double exposed_arrivals(double transfer, double attention, int ranks, double steps);
+
 // Per row and layer, forward and backward.
 struct CpCost {
   CpCommType type = CpCommType::p2p;
