@@ -72,7 +72,8 @@ void divide(PhaseCost& cost, int64_t parts) {
   }
 }
 
-// Calls body(i) for all i in [0, n), up to `threads` at a time. What the lowest i throws is thrown.
+// Calls body(i) for all i in [0, n), up to `threads` at a time. What the lowest i throws is thrown. Not parallel_tasks:
+// OpenMP ends the process where a thread finds no room to start.
 void for_each_of(int64_t n, int threads, const std::function<void(int64_t)>& body) {
   std::mutex mutex;
   int64_t next = 0, end = n;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "config/names.h"
 #include "parallel/context/choose_cp_comm_type.h"
+#include "plan/machine.h"
 
 namespace farspan {
 namespace {
@@ -127,6 +128,17 @@ TEST(CpCommType, RatesAreThoseOfTheDevice) {
   EXPECT_EQ(cp_rates(DeviceKind::cpu, DType::f32, 64).attention_flops, CpRates{}.attention_flops);
   EXPECT_EQ(kHost.pieces.most_hops, 2);
   EXPECT_GT(kHost.link_bandwidth, 5 * kGpu.link_bandwidth);
+}
+
+TEST(CpCommType, RatesOfGpusAreThePlans) {
+  for (const auto& [precision, dtype] : {std::pair{Precision::bf16, DType::bf16}, {Precision::fp32, DType::f32}}) {
+    const Machine machine = gpu_machine("NVIDIA H200", precision, 128, 1);
+    const CpRates rates = cp_rates(DeviceKind::cuda, dtype, 8);
+    EXPECT_NEAR(rates.attention_flops, machine.attention_flops, 0.01 * machine.attention_flops);
+    EXPECT_EQ(rates.memory_bandwidth, machine.memory_bandwidth);
+    EXPECT_EQ(rates.link_bandwidth, machine.link_bandwidth);
+    EXPECT_EQ(kGpu.link_bandwidth, machine.network_bandwidth);
+  }
 }
 
 // Long rows: attention hides what travels, and p2p holds the least. Short ones: few meetings. Many key/value heads:

@@ -245,13 +245,8 @@ __global__ void __launch_bounds__(P::kThreads, 1)
     const QueryWalk walk(a, kv_head, first_key, P::kKeys);
     Copier<P> copier(shared, maps);
     RowReader<P::kStages> reader(shared.rows, shared.query_full, shared.free, a);
-    const int warp = static_cast<int>(threadIdx.x) / 32;
     if (threadIdx.x == 0) copier.load_keys(kv_head, first_key);
-    do {
-      if (threadIdx.x == 0) copier.run(walk);
-      if (warp == 1 || warp == 2) reader.run(walk);
-      __syncwarp();
-    } while (__syncthreads_or(0));
+    bring_queries(copier, reader, walk);
   } else {
     take_registers<kConsumerRegisters>();
     Consumer<P> consumer(shared, a, first_key);

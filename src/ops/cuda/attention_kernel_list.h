@@ -21,7 +21,7 @@ inline constexpr int kWideBackwardKeys = 64;
 // Head sizes up to 128.
 void attention_d_key_value_hopper(const BackwardArguments& arguments, cudaStream_t stream);
 // Head sizes above; tiles of kWideBackwardKeys keys.
-void attention_d_key_value_wide(const BackwardArguments& arguments, cudaStream_t stream);
+void attention_d_key_value_wide_hopper(const BackwardArguments& arguments, cudaStream_t stream);
 void attention_d_query_hopper(const BackwardArguments& arguments, cudaStream_t stream);
 
 // fp32 on the ordinary units.

@@ -139,7 +139,7 @@ void attention_kernel_backward(Device& device, const AttentionBlock& block, cons
   if (suits_hopper(device, a) && a.d_out.vectors && a.queries > 0) {
     const bool wide = a.head_size > 128;
     order_tiles(a, kBackwardTileRows, wide ? kWideBackwardKeys : kBackwardTileRows, stream);
-    (wide ? attention_d_key_value_wide : attention_d_key_value_hopper)(a, stream);
+    (wide ? attention_d_key_value_wide_hopper : attention_d_key_value_hopper)(a, stream);
     attention_d_query_hopper(a, stream);
     return;
   }

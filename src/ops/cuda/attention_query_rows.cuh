@@ -61,6 +61,17 @@ class RowReader {
   Ring<kStages> ring_;
 };
 
+// The producer warpgroup's work: all tiles of the walk, and once more where the block asks for it.
+template <typename Copier, int kStages>
+__device__ void bring_queries(Copier& copier, RowReader<kStages>& reader, const QueryWalk& walk) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  do {
+    if (threadIdx.x == 0) copier.run(walk);
+    if (warp == 1 || warp == 2) reader.run(walk);
+    __syncwarp();
+  } while (__syncthreads_or(0));
+}
+
 // What the Hopper kernels that own keys do with a tile of 64 keys by 64 queries, in registers as warpgroup_layout.h says.
 using KeyQueryTile = float[32];
 

@@ -87,7 +87,7 @@ class Copier {
 };
 
 // One of the two consumers. kWeights: computes weights from queries and keys, and sums d_value; else score gradients
-// from output gradients and values, and d_key. "Near" is the tile that its product reads, "far" the one its sum does.
+// from output gradients and values, and d_key.
 template <bool kWeights>
 class Consumer {
  public:
@@ -127,7 +127,7 @@ class Consumer {
           if (kind == TileKind::masked) clear_queries(next);
         }
         named_barrier_sync(kTurn + kOrder, 256);
-        add_far();
+        begin_sum();
         kind = await(next);
         if (kind == TileKind::end) break;
         begin_product(next);
@@ -186,7 +186,7 @@ class Consumer {
   }
 
   // sums += weights d_out, or score gradients Q, of the current tile.
-  __device__ void add_far() {
+  __device__ void begin_sum() {
     if constexpr (kWeights) await_d_out(ring_);
     sums_.template multiply_rows<kQueries>(
         packed_, shared_address(kWeights ? shared_.d_out[ring_.stage] : shared_.query[ring_.stage]));
@@ -293,13 +293,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     const QueryWalk walk(a, kv_head, first_key, kKeys);
     Copier copier(shared, maps);
     RowReader<kStages> reader(shared.rows, shared.query_full, shared.query_free, a);
-    const int warp = static_cast<int>(threadIdx.x) / 32;
     if (threadIdx.x == 0) copier.load_keys(kv_head, first_key);
-    do {
-      if (threadIdx.x == 0) copier.run(walk);
-      if (warp == 1 || warp == 2) reader.run(walk);
-      __syncwarp();
-    } while (__syncthreads_or(0));
+    bring_queries(copier, reader, walk);
   } else {
     take_registers<kConsumerRegisters>();
     if (group == 1)
@@ -311,7 +306,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-void attention_d_key_value_wide(const BackwardArguments& a, cudaStream_t stream) {
+void attention_d_key_value_wide_hopper(const BackwardArguments& a, cudaStream_t stream) {
   const Maps maps{heads_map(a.query, a.queries, a.heads, a.head_size, kQueries),
                   heads_map(a.d_out, a.queries, a.heads, a.head_size, kQueries),
                   heads_map(a.key, a.keys, a.kv_heads, a.head_size, kKeys),
